@@ -32,17 +32,21 @@ bench: build
 	tests/bench/run.sh
 	cargo build --release --locked -q -p cantle-server --examples
 	@dir=$$(mktemp -d) && target/release/examples/many_tasks $$dir $${CANTLE_BENCH_TASKS:-100000}; rm -rf $$dir
+	@dir=$$(mktemp -d) && target/release/examples/rights $$dir; rm -rf $$dir
+	tests/bench/fleet.sh
 
 # What users install, into target/packages: tarball, .deb, .rpm, wheel, image, chart, SBOM, checksums (packaging/build.py).
 packages: export CANTLE_COMMIT ?= $(shell git rev-parse --short=12 HEAD)
-packages: build
-	@tests/needs.sh python3 objdump
+packages:
+	@tests/needs.sh cargo cc strip python3 objdump
 	tests/venv.sh .venv-packages packaging/requirements.txt
+	cargo xtask dist packages
 	.venv-packages/bin/python packaging/build.py
 
 # Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
+# CONTAINERS=IMAGE (with Python 3) adds slices in containers of the machine's engine.
 gpu-test:
-	tests/gpu/run.sh $(if $(ONLY),--only $(ONLY))
+	tests/gpu/run.sh $(if $(ONLY),--only $(ONLY)) $(if $(CONTAINERS),--containers $(CONTAINERS))
 
 soak: build setup
 	tests/soak.sh

@@ -22,8 +22,8 @@ SIM_GPUS = [] if os.environ.get("GPUS") == "real" else ["--sim-gpus", "3xA100-40
 FILL = ["python3", str(ROOT / "examples/fill_slice.py")]
 QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
 UP = ["up", *SIM_GPUS, "--gpus", "0-2", "--queue", *QUEUES]
-# How long each task keeps its memory once it has all of it.
-HOLD_SECONDS = {"dual_gpus": 4, "quarter_gpu": 8, "half_gpu": 8, "single_gpu": 2}
+# The time for which each task keeps its memory once it has all of it.
+HOLD_SECONDS = {"dual_gpus": 6, "quarter_gpu": 10, "half_gpu": 10, "single_gpu": 2}
 GIB = 1 << 30
 LIVE = sys.stdout.isatty()
 

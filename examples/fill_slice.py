@@ -53,7 +53,7 @@ def fill(cuda, ordinal, at_most):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hold", type=float, default=0, metavar="SECONDS", help="keep the memory for so long")
-    parser.add_argument("--at-most", type=int, default=1 << 60, metavar="BYTES", help="stop after so many bytes per GPU")
+    parser.add_argument("--at-most", type=int, default=1 << 60, metavar="BYTES", help="maximum number of bytes per GPU")
     args = parser.parse_args()
     cuda = ctypes.CDLL("libcuda.so.1")
     check(cuda.cuInit(0), "cuInit")

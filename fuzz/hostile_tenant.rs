@@ -1,5 +1,5 @@
-//! A tenant whose every step is in the input: it writes into `usage`, whose layout it knows, cuts the file, and goes on
-//! allocating. Shared by the fuzzer and by the property test in `crates/ledger/tests/hostile.rs`.
+//! A tenant that reads each of its steps from the input: it writes into `usage`, whose layout it knows, truncates the
+//! file, and continues to allocate. Shared by the fuzzer and by the property test in `crates/ledger/tests/hostile.rs`.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -48,7 +48,7 @@ impl Machine {
         self.usage.write_all_at(&self.fresh, 0).unwrap();
     }
 
-    /// What the agent does again and again: it must come through, and the limit must stand.
+    /// The agent's periodic work: it must come through, and the limit must stand.
     fn agent_looks_on(&mut self, tenant_lives: bool) {
         self.agent.new_refusals();
         assert!(self.agent.is_in_use() || !tenant_lives, "the lease of a living process would end");
@@ -74,7 +74,8 @@ impl Machine {
         }
     }
 
-    /// One step of the tenant. Cutting a file that one has mapped kills whoever cuts; so that is done only while detached.
+    /// One step of the tenant. Truncating a mapped file kills the process that has mapped it; so that is done only while
+    /// detached.
     fn step(&self, step: &[u8; STEP_BYTES], attached: Option<&Attachment>) {
         let [what, a, b, c, value @ ..] = *step;
         let at = self.place(what >> 6, u64::from(u32::from_le_bytes([a, b, c, 0])));
@@ -123,7 +124,7 @@ impl Machine {
     }
 }
 
-/// Lives through one input. What it leaves behind, the next one does not find.
+/// Lives through one input. The next one does not find what it leaves behind.
 pub(crate) fn live(steps: &[u8]) {
     thread_local! {
         static MACHINE: std::cell::RefCell<Machine> = std::cell::RefCell::new(Machine::new());

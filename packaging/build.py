@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the packages of `dist/` in target/packages: a tarball, .deb, .rpm, a wheel, the container image, the Helm chart, an SBOM and checksums.
+"""Makes the packages of `cargo xtask dist packages` in target/packages: a tarball, .deb, .rpm, a wheel, the container image, the Helm chart, an
+SBOM and checksums.
 
-Two runs over the same `dist/` make the same bytes: files are sorted and have the date of the commit ($SOURCE_DATE_EPOCH, if it is set).
+Two runs over the same build make the same bytes: files are sorted and have the date of the commit ($SOURCE_DATE_EPOCH, if it is set).
 """
 
 import gzip
@@ -26,6 +27,7 @@ from sbom import write_sbom
 from wheel import write_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILT = ROOT / "target/portable"
 OUT = ROOT / "target/packages"
 DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 # The file's name in /etc/cantle, and the command whose options it has.
@@ -44,20 +46,20 @@ def run(*words, **options):
     return done.stdout
 
 
-def newest_glibc(program):
-    """The oldest glibc that has every symbol which the program uses."""
-    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run("objdump", "-T", program))
+def newest_glibc(programs):
+    """The oldest glibc that has every symbol which the programs and libraries use."""
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run("objdump", "-T", *programs))
     return max((int(major), int(minor)) for major, minor in versions)
 
 
 def make_tree(tree, date):
-    """What every package has: the program, its libraries, manual pages, completions, license, configuration."""
+    """The files of every package: the program, its libraries, manual pages, completions, license, configuration."""
     shutil.rmtree(tree, ignore_errors=True)
     (tree / "bin").mkdir(parents=True)
     program = tree / "bin/cantle"
-    run("strip", "-s", "-o", program, "dist/bin/cantle")
-    # dist/ may have NVIDIA's nvidia-smi beside the simulated driver, for tests. It is NVIDIA's: no package has it.
-    shutil.copytree(ROOT / "dist/lib/cantle", tree / "lib/cantle", ignore=shutil.ignore_patterns("nvidia-smi"))
+    run("strip", "-s", "-o", program, BUILT / "bin/cantle")
+    # NVIDIA's nvidia-smi may be next to the simulated driver, for tests. It is NVIDIA's: no package has it.
+    shutil.copytree(BUILT / "lib/cantle", tree / "lib/cantle", ignore=shutil.ignore_patterns("nvidia-smi"))
     for library in (tree / "lib/cantle/sim").iterdir():
         run("strip", "--strip-unneeded", library)
     share, etc = tree / "share", tree / "etc"
@@ -97,8 +99,8 @@ def tar(tree, prefix, date, paths):
 
 
 def main():
-    if not (ROOT / "dist/bin/cantle").exists():
-        sys.exit("packages: dist/bin/cantle is missing; run: make build")
+    if not (BUILT / "bin/cantle").exists():
+        sys.exit(f"packages: {BUILT.relative_to(ROOT)}/bin/cantle is missing; run: cargo xtask dist packages")
     package = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
     version, homepage = package["version"], package["repository"]
     date = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct"))
@@ -107,7 +109,7 @@ def main():
     OUT.mkdir(parents=True)
     tree = ROOT / "target/packages-tree"
     program = make_tree(tree, date)
-    glibc = newest_glibc(program)
+    glibc = newest_glibc([program, *(path for path in (tree / "lib").rglob("*") if path.is_file())])
 
     name = f"cantle-{version}-{machine}-linux"
     archive = tar(tree, name, date, files(tree))
@@ -139,6 +141,7 @@ def main():
     (OUT / "SHA256SUMS").write_text("".join(lines))
     for path in made:
         print(f"packages: {path.relative_to(ROOT)}, {path.stat().st_size / 1e6:.1f} MB")
+    print(f"packages: the program is {program.stat().st_size / 1e6:.1f} MB")
     print(f"packages: for {machine} with glibc {glibc[0]}.{glibc[1]} or newer")
 
 

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tarfile
 
-PACKAGES = ("base-files", "libc6", "libgcc-s1", "ca-certificates")
+PACKAGES = ("base-files", "libc6", "ca-certificates")
 OCI = "application/vnd.oci.image"
 USER = 65532
 ACCOUNTS = {
     "etc/passwd": f"root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\ncantle:x:{USER}:{USER}:cantle:/:/sbin/nologin\n",
     "etc/group": f"root:x:0:\nnogroup:x:65534:\ncantle:x:{USER}:\n",
 }
-# Nobody reads them in an image.
+# They are not read in an image.
 LEFT_OUT = ("usr/share/man/", "usr/share/lintian/", "usr/share/locale/", "usr/share/info/", "usr/share/zoneinfo/")
 # In Debian they are links, which a package's paths may go through.
 MERGED = ("bin", "sbin", "lib", "lib64")
@@ -104,7 +104,7 @@ def cantle_layer(tree, date):
 
 
 def write_image(out, tree, version, date, architecture, homepage):
-    """Writes `cantle-VERSION-image.tar`: an OCI image layout, with the list that older engines look for beside it."""
+    """Writes `cantle-VERSION-image.tar`: an OCI image layout, with the list that older engines look for next to it."""
     reference = f"cantle/cantle:{version}"
     created = subprocess.run(["date", "-u", "-d", f"@{date}", "+%Y-%m-%dT%H:%M:%SZ"], capture_output=True, text=True, check=True).stdout.strip()
     blobs = {}

@@ -1,4 +1,4 @@
-"""A machine with GPUs, as an installed driver makes them appear: nothing that a test starts on it is told that they are simulated.
+"""A machine with GPUs, as an installed driver makes them appear: nothing that a test starts on it knows that they are simulated.
 
 Each has its own file systems where a machine is fresh: `/run` (as distributions mount it) and `/var/lib/cantle`. What cantle
 keeps is where it keeps it at a customer's."""
@@ -7,6 +7,8 @@ import atexit
 import json
 import os
 import pathlib
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,10 +20,24 @@ DIST = ROOT / "dist"
 CANTLE = DIST / "bin/cantle"
 STATE = pathlib.Path("/var/lib/cantle")
 
+_ARCH = f"{platform.machine()}-linux-gnu"
+# The library directory of each layout of a driver, and the layouts that the loader does not find by itself.
+LIBRARIES = {
+    "debian": f"/usr/lib/{_ARCH}",
+    "rhel": "/usr/lib64",
+    "driver-container": f"/run/nvidia/driver/usr/lib/{_ARCH}",
+    "wsl": "/usr/lib/wsl/lib",
+    "flatcar": "/opt/nvidia/current/usr/lib64",
+    "cos": "/home/kubernetes/bin/nvidia/lib64",
+    "nixos": "/run/opengl-driver/lib",
+}
+UNKNOWN_TO_LOADER = ("driver-container", "cos", "nixos")
+
 # The driver's files are the same in all machines of a test run: they are laid out once.
 _driver_files = None
 
-# Who has opened the device keeps it open until his end: a process of its own, that the machine can go away with its test.
+# A process that has opened the device keeps it open until its end: a process of its own, that the machine can go away
+# with its test.
 WITNESS = """
 import ctypes, sys
 driver = ctypes.CDLL(sys.argv[1])
@@ -84,13 +100,14 @@ class Witness:
 
 
 class Machine:
-    """With `gpus` None there are none, and no driver. $CANTLE_TEST_DRIVER is the driver of tests that do not name one."""
+    """With `gpus` None there are none, and no driver. $CANTLE_TEST_DRIVER is the driver of tests that do not name one. `under` are words before
+    the command that makes it, for what the machine needs besides."""
 
-    def __init__(self, gpus, layout="debian", driver=None):
+    def __init__(self, gpus, layout="debian", driver=None, under=()):
         driver = driver or os.environ.get("CANTLE_TEST_DRIVER")
         version = ["--driver", driver] if driver else []
         options = ["--layout", layout, "--gpus", gpus, *version] if gpus else []
-        command = [ROOT / "tests/machine.sh", driver_files(), *options]
+        command = [*under, ROOT / "tests/machine.sh", driver_files(), *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith("CANTLE_")}
         self.holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         if self.holder.stdout.readline().strip() != "ready":
@@ -109,19 +126,23 @@ class Machine:
         return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
 
     def path(self, inside):
-        """Where a file of the machine is, seen from the test."""
+        """The path of a file of the machine, seen from the test."""
         return self.root / str(inside).lstrip("/")
 
     def faults(self, script):
-        """What the driver does wrong from now on; see crates/simgpu/src/nvml/faults.rs."""
+        """The faults of the driver from now on; see crates/simgpu/src/nvml/faults.rs."""
         path = self.path(STATE / "sim/faults")
         if script:
             path.write_text(script)
         else:
             path.unlink(missing_ok=True)
 
+    def driver(self):
+        """The version of its driver, as the kernel's part of it tells."""
+        return re.search(r"Kernel Module +(\S+)", self.path("/proc/driver/nvidia/version").read_text())[1]
+
     def truth(self):
-        """What the driver itself holds of each GPU, asked outside of any slice and without anything of cantle's."""
+        """The driver's own record of each GPU, read outside of any slice and without cantle."""
         return self._witness.truth()
 
     def reload(self):
@@ -129,7 +150,7 @@ class Machine:
         return self._witness.ask("reload") == 0
 
     def used(self, gpu=0):
-        """Bytes that the driver has given out of one GPU."""
+        """Bytes that the driver has allocated on one GPU."""
         return self.truth()[gpu]["used_bytes"]
 
     def leave(self):
@@ -144,7 +165,7 @@ class Machine:
 
 
 class Here(Machine):
-    """The machine that the test itself runs on: whoever started the test made it, and ends it."""
+    """The machine that the test itself runs on: the program that started the test made it, and ends it."""
 
     def __init__(self, layout="debian"):
         self.root = pathlib.Path("/")

@@ -2,7 +2,7 @@
 # Holds a machine with GPUs for as long as its input is open: `machine.sh DRIVER_FILES --gpus SPEC …`, with the options of
 # `cantle sim machine`; without any, a machine that has no GPU. A test that is killed leaves none behind.
 # Says "ready" as soon as others may enter its mount namespace. /run and /var/lib/cantle are as on a fresh machine. The driver's
-# files are laid out in the folder DRIVER_FILES, which many machines can share.
+# files are laid out in the directory DRIVER_FILES, which many machines can share.
 set -e
 cantle=$(realpath "$(dirname "$0")/../dist/bin/cantle")
 files=$1

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Puts the real nvidia-smi of drivers 535 and 550 into a private folder, for tests against the simulated driver.
+# Puts the real nvidia-smi of drivers 535, 550, 555, 580 and 595, and nvtop, into a private directory, for tests against the simulated driver.
 #
-#   tests/setup-nvidia-smi.sh [FOLDER]     default: .cache/nvidia-smi in the repository
+#   tests/setup-nvidia-smi.sh [DIRECTORY]     default: .cache/nvidia-smi in the repository
 #
-# The programs are Debian packages (non-free), unpacked, never installed: FOLDER/535/nvidia-smi, FOLDER/550/nvidia-smi.
-# Package lists live in the same folder, so the machine's own apt is left alone. Quick if all is there already.
-# Exit code 77: this machine can't get them, and the last line says why.
+# The programs are packages of Debian, from 580 on of Ubuntu, unpacked, never installed: DIR/535/nvidia-smi, …, DIR/nvtop/nvtop.
+# Package lists live in the same directory, so the machine's own apt is left alone. Quick if all is there already.
+# Exit code 77: this machine can't get them, and the last line says why. Without those from 555 on and nvtop it goes on: Debian's
+# experimental suite may drop the one, another archive may be out of reach, and the tests that need them skip.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -24,33 +25,49 @@ archive() {
         grep '/debian/\{0,1\}$' | head -n 1
 }
 
-# fetch VERSION SUITE: unpacks the suite's nvidia-smi if it belongs to that driver branch.
+# fetch FILE VERSION SUITE AREA NAME PACKAGE: unpacks the suite's package, if it is of that version, and keeps this file of it as
+# DIR/NAME/FILE. The archive is $mirror, signed with $keys.
 fetch() {
-    version=$1 suite=$2 target=$folder/$1
-    [ -x "$target/nvidia-smi" ] && return 0
-    work=$folder/apt-$suite
+    file=$1 version=$2 suite=$3 area=$4 target=$folder/$5 package=$6
+    [ -e "$target/$file" ] && return 0
+    work=$folder/apt-$suite-$area
     mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$target"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite non-free" >"$work/sources.list"
+    echo "deb [signed-by=$keys] $mirror $suite $area" >"$work/sources.list"
     set -- -qq -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=/dev/null \
         -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" -o APT::Sandbox::User=
-    apt-get "$@" update || skip "apt can't read $suite non-free"
-    package=$(apt-cache "$@" madison nvidia-smi | awk -v v="$version" '$3 ~ "^" v "\\." { print $3; exit }')
-    [ -n "$package" ] || skip "$suite has no nvidia-smi $version"
-    (cd "$work" && apt-get "$@" download "nvidia-smi=$package") || skip "download of nvidia-smi $package failed"
-    dpkg-deb -x "$work"/nvidia-smi_"$version".*.deb "$work/unpacked"
-    # The package holds links into a folder named after the driver; the program is the only ELF file among them.
-    program=$(find "$work/unpacked" -type f -name nvidia-smi -perm -u+x | head -n 1)
-    [ -n "$program" ] || skip "nvidia-smi $package holds no program"
-    mv "$program" "$target/nvidia-smi"
+    apt-get "$@" update || skip "apt can't read $suite $area"
+    exact=$(apt-cache "$@" madison "$package" | awk -v v="$version" '$3 ~ "^" v "\\." { print $3; exit }')
+    [ -n "$exact" ] || skip "$suite has no $package $version"
+    (cd "$work" && apt-get "$@" download "$package=$exact") || skip "download of $package $exact failed"
+    dpkg-deb -x "$work"/"$package"_"$version".*.deb "$work/unpacked"
+    # Only where programs and keys lie: /usr/share/lintian/overrides/nvidia-smi has the program's name too.
+    found=$(cd "$work/unpacked/usr" && find bin lib share/keyrings -type f -name "$file" 2>/dev/null | head -n 1)
+    [ -n "$found" ] || skip "$package $exact holds no $file"
+    mv "$work/unpacked/usr/$found" "$target/$file"
     rm -rf "$work"
 }
 
-if ! { [ -x "$folder/535/nvidia-smi" ] && [ -x "$folder/550/nvidia-smi" ]; }; then
+has_all() {
+    for name in "$@"; do
+        [ -x "$folder/$name" ] || return 1
+    done
+}
+
+keys=/usr/share/keyrings/debian-archive-keyring.gpg
+if ! has_all 535/nvidia-smi 550/nvidia-smi 555/nvidia-smi 580/nvidia-smi 595/nvidia-smi nvtop/nvtop; then
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || skip "this is not a Debian system"
     [ "$(dpkg --print-architecture)" = amd64 ] || skip "the simulated driver is for amd64"
     mirror=$(archive)
     [ -n "$mirror" ] || skip "no Debian archive among apt's sources"
-    fetch 535 bookworm
-    fetch 550 trixie
+    fetch nvidia-smi 535 bookworm non-free 535 nvidia-smi
+    fetch nvidia-smi 550 trixie non-free 550 nvidia-smi
+    (fetch nvidia-smi 555 experimental non-free 555 nvidia-smi) || true
+    (fetch nvtop 3 bookworm contrib nvtop nvtop) || true
+    # Debian vouches for the keys of the other archive.
+    if (fetch ubuntu-archive-keyring.gpg 2023 trixie main keys ubuntu-keyring); then
+        keys=$folder/keys/ubuntu-archive-keyring.gpg mirror=http://archive.ubuntu.com/ubuntu
+        (fetch nvidia-smi 580 noble-updates restricted 580 nvidia-utils-580) || true
+        (fetch nvidia-smi 595 noble-updates restricted 595 nvidia-utils-595) || true
+    fi
 fi
 echo "$folder"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the suites need: `setup.sh [SUITE]...`, without names for all of them. Quick when done before.
 #
-# Every suite has a Python environment in .venv, the real nvidia-smi 535 and 550 in .cache, a compiler for musl, sudo and strace.
+# Every suite has a Python environment in .venv, the real nvidia-smi 535, 550, 555, 580 and 595 and nvtop in .cache, a compiler for musl, sudo and strace.
 # What else style, docker, clearml, k8s, ui, frameworks, packages, files and postgres need they install themselves (`run.sh --setup`), here one after the other: suites that run
 # side by side find it done. What can't be had here is no error: the suite says so and is skipped.
 set -euo pipefail

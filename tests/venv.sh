@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a Python environment: `venv.sh DIRECTORY REQUIREMENTS [OPTION OF PIP...]`. Quick if it is up to date. Suites that run side by side wait
-# for whoever makes it. $PYTHON is the interpreter, otherwise python3.
+# Makes a Python environment: `venv.sh DIRECTORY REQUIREMENTS [OPTION OF PIP...]`. Quick if it is up to date. Suites that run
+# in parallel wait for the one that makes it. $PYTHON is the interpreter, otherwise python3.
 set -eu
 venv=$1 requirements=$2
 shift 2

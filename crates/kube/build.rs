@@ -1,4 +1,4 @@
-//! The kubelet's services, from their .proto files; protox reads them, so that nobody needs protoc.
+//! Generates the kubelet's services from their .proto files. It parses them with protox, so the build needs no protoc.
 
 use std::error::Error;
 

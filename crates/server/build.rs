@@ -1,4 +1,5 @@
-//! The web page is embedded from `ui/dist`; a build without Node.js has an empty directory there and says so at `/ui`.
+//! The web page is embedded from `ui/dist`; a build without Node.js has an empty directory there, and `/ui` reports
+//! that.
 
 fn main() {
     // Cargo runs build scripts in their package's directory.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the pictures of the documentation, light and dark: `docs/pictures/draw.py [DIRECTORY]`, by default beside this file.
+"""Draws the pictures of the documentation, light and dark: `docs/pictures/draw.py [DIRECTORY]`, by default next to this file.
 
 A drawing is a list of boxes, frames and arrows. tests/style/test_pictures.py compares what is committed with what this script makes."""
 
@@ -87,7 +87,7 @@ def life():
 
 
 def enforcement():
-    """Where an allocation is counted and refused."""
+    """The path of an allocation that is counted and refused."""
     frame = Frame(20, 40, 570, 190, "Mount namespace of the task")
     program = Box(40, 75, 130, "Program\nCUDA, PyTorch, …", cantle=False)
     shim = Box(225, 75, 140, "Filter library\nlibcuda.so.1")
@@ -166,7 +166,31 @@ def scheduler():
     )
 
 
-DRAWINGS = {"task-life": life, "enforcement": enforcement, "kubernetes-paths": kubernetes, "scheduler": scheduler}
+def fleet():
+    """A server as replicas, and what each of them needs."""
+    clients = Box(20, 40, 230, "Clients\nSDK, command line, browser,\nClearML's own agents", cantle=False)
+    agents = Box(560, 40, 240, "Agents, one per node\nclaim tasks and enforce slices;\ntheir tasks outlive a server")
+    address = Box(260, 140, 300, "One address, a load balancer\nasks /readyz of each server", cantle=False)
+    frame = Frame(20, 225, 780, 100, "cantle server: equal replicas, no sticky sessions")
+    replicas = [Box(45 + 255 * at, 255, 220, name) for at, name in enumerate(["Replica\nanswers any call", "Replica, the leader\nalso the periodic work", "Replica\nanswers any call"])]
+    database = Box(100, 395, 290, "PostgreSQL\ntasks, runs, rights; the leader's lock", cantle=False)
+    files = Box(430, 395, 290, "S3-compatible store\nartifacts, models, debug images", cantle=False)
+    return (
+        "A fleet: replicas of the server",
+        820,
+        469,
+        [
+            frame, clients, agents, address, *replicas, database, files,
+            Arrow((clients.side("bottom"), (135, address.side("left")[1]), address.side("left")), "calls"),
+            Arrow((agents.side("bottom"), (680, address.side("right")[1]), address.side("right")), "calls"),
+            Arrow((address.side("bottom"), (410, 225))),
+            Arrow(((245, 325), (245, 395)), "claims, fenced by run"),
+            Arrow(((575, 325), (575, 395)), "uploads"),
+        ],
+    )
+
+
+DRAWINGS = {"task-life": life, "enforcement": enforcement, "kubernetes-paths": kubernetes, "scheduler": scheduler, "fleet": fleet}
 
 
 def text(x, y, words, color, size=FONT, anchor="middle", weight="normal"):

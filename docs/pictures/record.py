@@ -32,7 +32,7 @@ COMMANDS = [
     ("cantle gpus", None),
     ("cantle tasks", None),
 ]
-# Nobody has to see the keys of a server, be it gone.
+# The keys of a server are not shown, even if it is gone.
 KEYS = re.compile(r"(access key|secret key) [0-9A-Za-z]+")
 # A machine called box, whose network is loopback only, and without any files of cantle.
 NAMESPACES = ["unshare", "--uts", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c"]

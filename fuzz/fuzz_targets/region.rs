@@ -1,4 +1,4 @@
-//! The accounting region against a tenant that writes whatever it likes; libFuzzer chooses what.
+//! The accounting region against a tenant that writes anything; libFuzzer chooses the bytes.
 
 #![no_main]
 

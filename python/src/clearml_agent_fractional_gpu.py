@@ -1,8 +1,8 @@
 """Fractions of GPUs for ClearML's own agents, enforced by cantle.
 
-``clearml-agent daemon --dynamic-gpus`` imports this module when it gives out a part of a GPU, and calls its one
-function with the container's whole command line. Everything that matters happens in ``cantle docker-run``: it holds a
-lease on that part of the GPU for as long as the container lives, and nothing here has to be trusted with the limit.
+``clearml-agent daemon --dynamic-gpus`` imports this module when it allocates a part of a GPU, and calls its only
+function with the container's whole command line. ``cantle docker-run`` does the work: it holds a lease on that part of
+the GPU for as long as the container lives, and nothing here has to be trusted with the limit.
 """
 
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the shim adds to calls of the driver and to a process, beside the driver alone and a filter that does nothing (the floor).
+"""What the shim adds to calls of the driver and to a process, compared with the driver alone and a filter that does nothing (the floor).
 
 The three take turns; each figure is the least of its turns. Needs root, to make a machine with GPUs.
 """

@@ -37,7 +37,7 @@ def measure(machine, home):
     ours = machine.command(CANTLE, "-q", "run", "--gpu", "0.5", "--image", IMAGE, "--network", "none", "--", "true")
     milliseconds(plain, env)
     milliseconds(ours, env)  # the first run also measures the context; a node does that once
-    # Whoever comes second may find something warm: each is first in half of the pairs.
+    # The second one may find warm caches: each is first in half of the pairs.
     pairs = []
     for pair in range(PAIRS):
         order = [plain, ours] if pair % 2 else [ours, plain]
@@ -50,7 +50,7 @@ def measure(machine, home):
         f"container: cantle adds {overhead:.0f} ms from start to end (median of {PAIRS} pairs; {with_cantle:.0f} ms), "
         f"{fastest_ours - fastest:.0f} ms to the fastest; floor: docker run alone {floor:.0f} ms, the fastest {fastest:.0f} ms"
     )
-    # On a busy machine the pairs differ by more than what is looked for; whatever else it does only makes a run slower.
+    # On a busy machine the pairs differ by more than what is looked for; other work only makes a run slower.
     return min(overhead, fastest_ours - fastest)
 
 

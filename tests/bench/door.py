@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What strangers cost a server: 20,000 idle connections, 2,000 half requests, 30 bodies of 60 MiB, all without keys. Prints the growth of its
+"""The cost of clients without keys for a server: 20,000 idle connections, 2,000 half requests, 30 bodies of 60 MiB, all without keys. Prints the growth of its
 memory and how long a user's request takes meanwhile; fails above 50 MiB. Needs root, for the machine. `door.py [CONNECTIONS]`
 """
 
@@ -49,7 +49,7 @@ class Peak:
 
 
 def connect(address, send=b""):
-    """A connection that nobody waits for: a server that is full lets it wait, or closes it."""
+    """A connection without a reader: a full server lets it wait, or closes it."""
     stream = socket.socket()
     stream.setblocking(False)
     stream.connect_ex(address)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a task takes from its command to its main(), with and without cantle, and what an idle agent weighs.
+"""The time of a task from its command to its main(), with and without cantle, and the memory of an idle agent.
 
 Pairs: each run with cantle is followed by the same program alone. cantle's share is the difference to the median alone; the way
 onto the machine is in both. Needs root, to make a machine with GPUs.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a task has more than its slice: from the first byte over the limit to the end of its last byte, with other processes on the GPU.
+"""The time for which a task exceeds its slice: from the first byte over the limit to the end of its last byte, with other processes on the GPU.
 
 The task brings its own copy of the driver, which no filter sees. Needs root. `watchdog.py [TRIALS [PROCESSES]]`
 """

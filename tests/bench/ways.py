@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests/bench"
-# What programs are linked with; they find the machine's own.
+# The library that programs are linked with; they find the machine's own.
 STUB = ROOT / "dist/lib/cantle/sim/libcuda.so.1"
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -49,7 +49,7 @@ def measure(home, program, turns):
 
 
 def compare(least, promised):
-    """Prints what cantle adds to each figure beside what was promised; returns the names of broken promises."""
+    """Prints what cantle adds to each figure and what was promised; returns the names of broken promises."""
     broken = []
     for name, alone in least["alone"].items():
         cantle, limit = least["cantle"][name], promised[name]

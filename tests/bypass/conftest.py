@@ -19,9 +19,9 @@ sys.path.insert(0, str(HERE.parent))
 import machine as machines  # noqa: E402
 from machine import CANTLE, ROOT  # noqa: E402
 
-# What programs are linked with; they find the machine's own.
+# The library that programs are linked with; they find the machine's own.
 STUB = ROOT / "dist/lib/cantle/sim/libcuda.so.1"
-# Where the machine's driver is, as Debian has it.
+# The directory of the machine's driver, as on Debian.
 LIBCUDA = pathlib.Path(f"/usr/lib/{platform.machine()}-linux-gnu/libcuda.so.1")
 MIB = 1 << 20
 GRANULE = 2 * MIB
@@ -29,7 +29,7 @@ LIMIT = 4096 * MIB
 GPU = "1xA100-40GB"
 # An ordinary user.
 NOBODY = 65534
-# What the simulated driver takes for a context on it.
+# The memory of a context on it in the simulated driver.
 CONTEXT = 416 * MIB
 # NVIDIA's CUDA runtime, as tests/requirements.txt installs it; the package is for CUDA 12.
 CUDART = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/lib"
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def programs():
-    """The test programs, compiled. Not in pytest's own folder, which other sessions of it close to other users."""
+    """The test programs, compiled. Not in pytest's own directory, which other sessions of it close to other users."""
     with tempfile.TemporaryDirectory(prefix="cantle-programs-") as folder:
         os.chmod(folder, 0o755)
         compile_into(pathlib.Path(folder))
@@ -78,7 +78,7 @@ class Machine(machines.Machine):
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home)}
 
     def start(self, command, slice_bytes=LIMIT, env=None, user=None):
-        """Starts a program, in a slice of so many bytes or (None) with the whole GPU to itself."""
+        """Starts a program, in a slice of this number of bytes or (None) with the whole GPU to itself."""
         if slice_bytes is not None:
             command = [CANTLE, "run", "--gpu-memory", f"{slice_bytes // MIB}Mi", "--", *command]
         pipe, env = subprocess.PIPE, {**self.env, **(env or {})}
@@ -110,15 +110,16 @@ class Running:
 
 @pytest.fixture
 def machine(request, tmp_path):
-    """A machine with one GPU, or what `@pytest.mark.parametrize("machine", …, indirect=True)` says."""
-    machine = Machine(tmp_path, getattr(request, "param", GPU))
+    """A machine with one GPU, or what `@pytest.mark.parametrize("machine", …, indirect=True)` says: its GPUs, or named words."""
+    asked = getattr(request, "param", GPU)
+    machine = Machine(tmp_path, **asked) if isinstance(asked, dict) else Machine(tmp_path, asked)
     yield machine
     machine.stop()
 
 
 @pytest.fixture
 def home_of_nobody():
-    """The folder of an ordinary user."""
+    """The directory of an ordinary user."""
     with tempfile.TemporaryDirectory(prefix="cantle-home-") as home:
         os.chown(home, NOBODY, NOBODY)
         yield home

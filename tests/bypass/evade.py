@@ -18,7 +18,7 @@ USER = 65534
 # Deeper than a search through ancestors goes.
 DEEP = 70
 LIBC = ctypes.CDLL(None, use_errno=True)
-# What the driver needs, for who does not find it later.
+# Loads what the driver needs now: later it is not found.
 ctypes.CDLL("libgcc_s.so.1")
 way, copy, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
 words = sys.argv[4:]
@@ -56,7 +56,7 @@ def take(library, size):
 def hold():
     take(copy, wanted)
     say(granted=wanted)
-    # Not for the end of its input: who is orphaned would end with its parents.
+    # Not for the end of its input: an orphan would end with its parents.
     time.sleep(15)
     os._exit(0)
 
@@ -99,7 +99,7 @@ def own_mounts():
 def outside():
     """The root directory of the machine, from a process outside or an accomplice."""
     if words[0] == "proc":
-        # Whoever looks like its user needs no capability to look into a process.
+        # A process that has another one's user and privileges can inspect it without a capability.
         LIBC.setfsuid(USER)
         root = os.open(f"/proc/{words[1]}/root", os.O_RDONLY | os.O_DIRECTORY)
         LIBC.setfsuid(0)
@@ -186,6 +186,12 @@ def umount_all():
         LIBC.umount2(line.split()[4].encode(), 2)
 
 
+def nameless():
+    """A name that is no text; its children inherit it."""
+    PR_SET_NAME = 15
+    must(LIBC.prctl(PR_SET_NAME, b"\xff) R 1", 0, 0, 0))
+
+
 def when_told():
     say(waiting=True)
     sys.stdin.readline()
@@ -196,6 +202,7 @@ STEPS = {
     "memfd": [memfd],
     "chroot": [jail],
     "deep": [deep],
+    "nameless_deep_chroot": [nameless, deep, jail],
     "deep_chroot": [deep, jail],
     "orphan": [orphan],
     "orphan_chroot": [orphan, jail],

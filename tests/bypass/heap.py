@@ -1,4 +1,4 @@
-"""Takes GPU memory that no allocation function mentions: CUDA's heap for kernels, which the driver makes larger when told to, and
+"""Takes GPU memory that no allocation function mentions: CUDA's heap for kernels, which the driver enlarges on request, and
 modules, whose code it loads when a function of theirs is looked up.
 
 Reads commands from stdin, and answers each with what CUDA and NVML say then: `heap MIB`, `module MIB`, `fill` (2 MiB at a time, until

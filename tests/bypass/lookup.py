@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-VERSIONS = [3000, 7000, 11020, 11030, 11080, 12000, 12040, 13000]
+VERSIONS = [3000, 7000, 11020, 11030, 11080, 12000, 12040, 13000, 13020]
 LEGACY, PER_THREAD = 1, 2
 
 
@@ -43,11 +43,14 @@ def main():
     for name in hooked:
         if hasattr(driver, name):
             names_in_driver.setdefault(address_in(driver, name), []).append(name)
-    found = {"hooked": len(hooked), "substituted": [], "untouched": 0, "wrong": []}
+    found = {"hooked": len(hooked), "substituted": [], "untouched": 0, "wrong": [], "unexported": []}
+    exported = {address_in(driver, name) for name in names if hasattr(driver, name)}
     bases = sorted({re.sub(r"(_v\d+)?(_pt[sd][sz])?$", "", name) for name in names} | {"cuNothing"})
     for entry in ("cuGetProcAddress", "cuGetProcAddress_v2"):
         for words in ((base, version, flags) for base in bases for version in VERSIONS for flags in (0, LEGACY, PER_THREAD)):
             answer, real = ask(filtered, entry, words), ask(driver, entry, words)
+            if real[2] and real[2] not in exported:
+                found["unexported"].append(words[0])
             if answer[:2] != real[:2]:
                 found["wrong"].append([entry, *words, "the driver's code or status was changed", answer, real])
             elif answer[2] == real[2]:
@@ -60,7 +63,7 @@ def main():
                 found["substituted"] += names_in_driver[real[2]]
                 if file != ours or address_in(driver, name) != real[2]:
                     found["wrong"].append([entry, *words, f"became {name} of {file}"])
-    found["substituted"] = sorted(set(found["substituted"]))
+    found["substituted"], found["unexported"] = (sorted(set(found[each])) for each in ("substituted", "unexported"))
     print(json.dumps(found), flush=True)
     sys.stdin.read()
 

@@ -1,4 +1,4 @@
-"""Takes memory that migrates to the GPU, and other memory beside it.
+"""Takes memory that migrates to the GPU, and other memory next to it.
 
 Reads commands from stdin and answers each: `managed MIB` (allocated and brought to the GPU), `malloc MIB` (brought to a GPU that has
 HMM), `heap MIB` (which no allocation function mentions), `fill` (2 MiB at a time, until it is refused).

@@ -1,4 +1,4 @@
-"""So many processes, each with a context and a heap of so many MiB; after a line on stdin, with another heap. Ends with its stdin.
+"""Several processes, each with a context and a heap of the given number of MiB; after a line on stdin, with another heap. Ends with its stdin.
 
 many.py PROCESSES MIB_BEFORE MIB_AFTER"""
 

@@ -1,7 +1,6 @@
-"""What a process sees of its slice when a sibling that holds GPU memory has ended: siblings.py MIB.
-
-Prints what CUDA and NVML say is free before, with a sibling, and after each way to end, asked once and at once; and how long a
-question took."""
+"""The view of a process on its slice when a sibling that holds GPU memory has ended: siblings.py MIB. Prints the free memory
+according to CUDA and NVML before, with a sibling, and after each way to end, asked once and at once; and the duration of a
+call."""
 
 import ctypes
 import json

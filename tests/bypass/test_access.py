@@ -55,7 +55,7 @@ def test_64_processes_race_for_the_last_bytes(machine, programs):
 @pytest.mark.skipif(not CUDART.exists(), reason="the CUDA runtime is not here: tests/setup-venv.sh installs it")
 @pytest.mark.parametrize("runtime", ["runtime_shared", "runtime_static"])
 class TestCudaRuntime:
-    """What NVIDIA's own runtime library gets when it looks the driver's functions up."""
+    """The functions that NVIDIA's own runtime library gets when it looks them up in the driver."""
 
     def test_in_a_slice(self, machine, programs, runtime):
         assert_held_to_its_slice(machine.start([programs / runtime, LIMIT]), machine)
@@ -64,7 +64,7 @@ class TestCudaRuntime:
         assert_not_held(machine.start([programs / runtime, LIMIT], slice_bytes=None))
 
 
-# What finds no driver finds none outside of a slice either: no memory, so nothing to hold.
+# A program that finds no driver finds none outside of a slice either: no memory, so nothing to limit.
 FINDS_NOTHING = [("access_unlinked", "dlvsym"), ("musl", "libcuda.so.1"), ("musl", "path"), ("musl_static", "path")]
 
 

@@ -1,4 +1,4 @@
-"""Whatever kind of memory a program takes, it is charged, exactly."""
+"""Every kind of memory that a program takes is charged exactly."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the filter asks the driver for each small stream-ordered allocation. A library over the simulated driver (count.h) counts the calls of
+"""The driver calls of the filter for each small stream-ordered allocation. A library over the simulated driver (count.h) counts the calls of
 every function that the filter calls itself, and of those that the program calls."""
 
 import re

@@ -13,7 +13,7 @@ KILLS = int(os.environ.get("CANTLE_STRESS_KILLS", "200"))
 def test_kills_at_random(machine, programs):
     def used():
         """Bytes in use on the GPU. The simulated driver learns of a death when it is asked; a process that dies while it is being
-        asked counts beside its successor. So a figure over the limit is looked at again: a real one stays."""
+        asked counts next to its successor. So a figure over the limit is looked at again: a real one stays."""
         return next((figure for figure in (machine.used() for _ in range(5)) if figure <= LIMIT), None) or machine.used()
 
     running = machine.start([programs / "churn", KILLS])

@@ -1,4 +1,4 @@
-"""What the driver refuses for reasons of its own is refused for those reasons in a slice too, and spoils nothing."""
+"""Calls that the driver itself refuses are refused with the same errors in a slice, and damage nothing."""
 
 import sys
 

@@ -24,8 +24,8 @@ REAL = "/run/cantle/real/libcuda.so.1"
 
 @pytest.fixture
 def copy(machine):
-    """The driver's library, in a folder of the task's own that is a root directory with the machine's devices (and processes: the
-    simulated driver has no other way to know who calls it). Not in pytest's own folder, which is closed to other users."""
+    """The driver's library, in a directory of the task's own that is a root directory with the machine's devices (and processes: the
+    simulated driver has no other way to know who calls it). Not in pytest's own directory, which is closed to other users."""
     with tempfile.TemporaryDirectory(prefix="cantle-jail-") as jail:
         os.chmod(jail, 0o755)
         jail = pathlib.Path(jail)
@@ -68,7 +68,7 @@ def test_is_ended_and_nobody_else(machine, programs, copy, neighbor, way):
 
 
 def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
-    """What a task takes after that counts as hidden memory, which is charged where the task can't write; or the task is ended."""
+    """Memory that a task takes after that counts as hidden memory, which is charged where the task can't write; or the task is killed."""
     running = machine.start([sys.executable, HERE / "heap.py"])
     running.child.stdin.write("fill\nwipe\n")
     running.child.stdin.flush()
@@ -89,6 +89,7 @@ WAYS = {
     "memfd": "ended",
     "chroot": "ended",
     "deep": "ended",
+    "nameless_deep_chroot": "ended",
     "deep_chroot": "ended",
     "orphan": "ended",
     "orphan_chroot": "ended",
@@ -124,7 +125,7 @@ def outsider():
 
 @pytest.fixture
 def accomplice(machine, tmp_path):
-    """Gives whoever connects the root directory of the machine, outside of any slice."""
+    """Gives each client the root directory of the machine, outside of any slice."""
     path = str(tmp_path / "accomplice")
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -183,18 +184,19 @@ def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, nei
     assert_is_gone_in_time(machine)
 
 
+@pytest.mark.parametrize("way", ["deep_chroot", "nameless_deep_chroot"])
 @pytest.mark.parametrize("hidden", ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"])
-def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hidden):
+def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hidden, way):
     """A machine with version 1 only, and one where no group can be made: there the kernel's other signs count. (On a machine with version 2
     only, the first case is the second.)"""
     subprocess.run(machine.command("mount", "-t", "tmpfs", "tmpfs", hidden), check=True)
-    running = machine.start([sys.executable, HERE / "evade.py", "deep_chroot", copy, 2 * LIMIT])
+    running = machine.start([sys.executable, HERE / "evade.py", way, copy, 2 * LIMIT])
     assert running.record().get("granted")
     assert_ended_in_time(running, machine)
 
 
 def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
-    """Somebody who may write the store spoils the task's lease."""
+    """A process that may write the store damages the task's lease."""
     running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
     assert running.record() == {"waiting": True}
     leases = machine.path("/run/cantle/node/leases")

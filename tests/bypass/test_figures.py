@@ -25,8 +25,8 @@ def test_clients_of_mps_are_seen(machine):
 
 
 def test_an_honest_program_is_not_ended_for_old_figures(machine):
-    """What it has freed and taken again is counted twice for a while if the figures are old: it may be refused then, which is on the safe
-    side, and goes on."""
+    """Memory that it has freed and taken again is counted twice for a while if the figures are old: it may be refused then,
+    which is safe, and continues."""
     is_like(machine, "figures_lag_ms=1000")
     running = machine.start([sys.executable, HERE / "waves.py", 6])
     record = running.record()

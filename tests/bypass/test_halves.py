@@ -1,4 +1,4 @@
-"""Slices of a GPU of which the driver keeps a part for itself, as real drivers do: all of them together can be had."""
+"""Slices of a GPU of which the driver reserves a part, as real drivers do: all of them can be allocated together."""
 
 import sys
 

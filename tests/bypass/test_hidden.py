@@ -31,7 +31,7 @@ def program(machine):
 
 
 def wait_until_charged(machine, program):
-    """Until the program sees what the driver has given out. The driver is compared with the ledger twice a second."""
+    """Until the program sees the driver's allocations. The driver is compared with the ledger twice a second."""
     deadline = time.monotonic() + 30
     used = min(LIMIT, machine.used())
     while (seen := program("look"))["free"] != LIMIT - used or seen["nvml"] != [LIMIT, LIMIT - used, used]:
@@ -41,7 +41,7 @@ def wait_until_charged(machine, program):
 
 @pytest.mark.parametrize("what, mib", [("heap", 0), ("heap", HEAP_MIB), ("module", 600)])
 def test_it_is_charged(machine, program, what, mib):
-    """What heap and modules take, allocations can't have: a slice fits in its part of the card."""
+    """The memory of heap and modules is not available to allocations: a slice fits in its part of the GPU."""
     program(f"{what} {mib}")
     assert machine.used() == CONTEXT + mib * MIB
     wait_until_charged(machine, program)
@@ -61,8 +61,8 @@ def test_a_little_over_the_limit_is_borne(machine, program):
 
 @pytest.mark.parametrize("what", ["heap", "module"])
 def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program, what):
-    """A framework fills its slice and loads cuBLAS then. The rest of the GPU is nobody's: the slice gets no more, and goes on. What it
-    took is not given to others meanwhile."""
+    """A framework fills its slice and loads cuBLAS then. The rest of the GPU is unused: the slice gets no more, and
+    continues. Its excess is not given to others meanwhile."""
     program("fill")
     program(f"{what} 600")
     assert machine.used() == LIMIT + 600 * MIB
@@ -90,7 +90,7 @@ def neighbor(machine):
 
 
 def test_a_neighbor_is_not_hurt(machine, neighbor):
-    """What is borne elsewhere is not where a neighbor's slice would be the smaller for it."""
+    """An excess that is tolerated elsewhere is not tolerated where it would make a neighbor's slice smaller."""
     others = machine.used()
     program = Program(machine)
     program("fill")

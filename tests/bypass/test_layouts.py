@@ -2,24 +2,15 @@
 
 import os
 import pathlib
-import platform
 import subprocess
 
 import pytest
 
 from conftest import CANTLE, MIB, NOBODY, Machine, Running
-from machine import Witness
+from machine import LIBRARIES as LAYOUTS
+from machine import UNKNOWN_TO_LOADER, Witness
 
-ARCH = f"{platform.machine()}-linux-gnu"
-DRIVER = os.environ.get("CANTLE_TEST_DRIVER", "550.163.01")
-# Where the libraries are.
-LAYOUTS = {
-    "debian": f"/usr/lib/{ARCH}",
-    "rhel": "/usr/lib64",
-    "driver-container": f"/run/nvidia/driver/usr/lib/{ARCH}",
-    "wsl": "/usr/lib/wsl/lib",
-}
-# Where 32-bit copies are beside.
+# Where 32-bit copies are present as well.
 SMALL = {"debian": "/usr/lib/i386-linux-gnu", "rhel": "/usr/lib"}
 WHOLE = 40960 * MIB
 HALF = WHOLE // 2
@@ -40,8 +31,8 @@ def machine(layout, tmp_path):
 
 def filler(programs, layout, way):
     """A program that takes twice half of the GPU, if it gets it."""
-    # The loader does not know the folder of a driver container; whoever uses such a driver on the node itself names it.
-    names_it = ["env", f"LD_LIBRARY_PATH={LAYOUTS[layout]}"] if layout == "driver-container" else []
+    # A user of a driver on the node that the loader does not know names its directory.
+    names_it = ["env", f"LD_LIBRARY_PATH={LAYOUTS[layout]}"] if layout in UNKNOWN_TO_LOADER else []
     program = "access" if way == "linked" else "access_unlinked"
     return [*names_it, programs / program, way, HALF, f"{LAYOUTS[layout]}/libcuda.so.1", programs]
 
@@ -103,13 +94,13 @@ def link_chain(path):
 
 @every_layout
 def test_the_files_are_an_installed_drivers(machine, layout):
-    """What the tests above stand on."""
+    """The assumptions of the tests above."""
     for library in ("libcuda", "libnvidia-ml"):
         unversioned = machine.path(f"{LAYOUTS[layout]}/{library}.so")
-        assert link_chain(unversioned) == [f"{library}.so", f"{library}.so.1", f"{library}.so.{DRIVER}"]
+        assert link_chain(unversioned) == [f"{library}.so", f"{library}.so.1", f"{library}.so.{machine.driver()}"]
     cached = subprocess.run(machine.command("ldconfig", "-p"), capture_output=True, text=True, check=True).stdout
     found = [line.split("=> ")[1] for line in cached.splitlines() if line.strip().startswith("libcuda.so.1 ")]
-    folders = [] if layout == "driver-container" else [LAYOUTS[layout], *filter(None, [SMALL.get(layout)])]
+    folders = [] if layout in UNKNOWN_TO_LOADER else [LAYOUTS[layout], *filter(None, [SMALL.get(layout)])]
     assert sorted(found) == sorted(f"{folder}/libcuda.so.1" for folder in folders)
     environment = subprocess.run(machine.command("env"), capture_output=True, text=True, check=True, env=machine.env).stdout
     assert "CANTLE" not in environment
@@ -125,7 +116,7 @@ def head(machine, path, slice_words):
 @pytest.mark.parametrize("library", ["libcuda", "libnvidia-ml"])
 def test_32_bit_copies_are_no_way_out(machine, layout, library):
     """The shim is 64 bit. In a slice no program finds the driver's 32-bit library, under none of its names."""
-    for name in (f"{library}.so.1", f"{library}.so.{DRIVER}"):
+    for name in (f"{library}.so.1", f"{library}.so.{machine.driver()}"):
         path = f"{SMALL[layout]}/{name}"
         assert head(machine, path, []) == b"\x7fELF\x01"
         assert head(machine, path, RUN) == b"\x7fELF\x02"

@@ -44,7 +44,7 @@ def test_a_library_keeps_what_it_needs(machine, tmp_path, slice_bytes):
 
 
 def test_names_for_linkers_are_not_for_the_loader(machine):
-    """What the loader finds under such a name is the driver's own function, and it is there once."""
+    """The loader finds the driver's own function under such a name, and only once."""
     look = (
         "import ctypes, re; cuda = ctypes.CDLL('libcuda.so.1'); maps = open('/proc/self/maps').read();"
         "at = ctypes.cast(cuda.cuDriverGetVersion, ctypes.c_void_p).value;"

@@ -1,4 +1,4 @@
-"""Memory that processes share is charged once, to whoever allocated it."""
+"""Memory that processes share is charged once, to the process that allocated it."""
 
 import sys
 

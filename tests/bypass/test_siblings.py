@@ -1,4 +1,4 @@
-"""What a sibling held is free again as soon as anybody asks; frameworks size their pools by that number."""
+"""A sibling's memory is free again at the next query; frameworks size their pools by that number."""
 
 import sys
 

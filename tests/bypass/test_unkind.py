@@ -1,4 +1,4 @@
-"""Where a real driver is less kind than the simulated one. A library over the simulated driver (unkind.c) stands for it."""
+"""Behavior in which a real driver is less forgiving than the simulated one. A library over the simulated driver (unkind.c) simulates it."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from conftest import CANTLE, CONTEXT, HERE, LIBCUDA, LIMIT, Machine, assert_held
 
 CHUNK = 64 << 20
 TAKES = ["green_stream", "green_stream_old", "upload"]
-# What can't be accounted for, with the code that says so.
+# Calls that can't be accounted for, with the error code.
 CANT = {"managed_pool": 801}
 
 

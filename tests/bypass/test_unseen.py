@@ -1,6 +1,6 @@
 """Honest programs whose memory no hook sees: contexts of NVIDIA's runtime, OpenCL, video encoders. They are charged, not killed.
 
-That the watchdog works at all is shown by test_evasion.py: who goes beyond the slice in the same way is ended."""
+test_evasion.py shows that the watchdog works at all: a program that exceeds the slice in the same way is killed."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What the usual tools show inside a slice: the slice, and nobody else's processes."""
+"""The usual tools show only the slice and its own processes inside a slice."""
 
 import csv
 import json
@@ -13,6 +13,11 @@ HELD = 1000
 CONTEXT_MIB = CONTEXT // MIB
 TOOLS = ROOT / ".venv/bin"
 HOLD = [sys.executable, HERE / "holder.py", HELD]
+
+
+# Drivers whose nvidia-smi Debian or Ubuntu has, by branch.
+DRIVERS = {"535": "535.261.03", "550": "550.163.01", "555": "555.58.02", "580": "580.178.04", "595": "595.99.02"}
+every_nvidia_smi = pytest.mark.parametrize("machine, version", [({"driver": DRIVERS[version]}, version) for version in DRIVERS], ids=DRIVERS, indirect=["machine"])
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def nvidia_smi(version):
     return path
 
 
-@pytest.mark.parametrize("version", ["535", "550"])
+@every_nvidia_smi
 def test_nvidia_smi(machine, neighbor, version):
     out = shown(machine, [nvidia_smi(version)])
     assert re.search(rf"{CONTEXT_MIB + HELD}MiB / +{LIMIT // MIB}MiB", out), out
@@ -46,7 +51,7 @@ def test_nvidia_smi(machine, neighbor, version):
     assert len(rows) == 1 and f"{CONTEXT_MIB + HELD}MiB" in rows[0], out
 
 
-@pytest.mark.parametrize("version", ["535", "550"])
+@every_nvidia_smi
 def test_nvidia_smi_queries(machine, neighbor, version):
     smi = nvidia_smi(version)
     query = [smi, "--format=csv,noheader,nounits"]

@@ -59,7 +59,7 @@ def exported_and_released(size=CHUNK):
 
 
 def exported():
-    """A quarter of the slice, exported and released; when its owner says so, the rest of it."""
+    """A quarter of the slice, exported and released; on its owner's command, the rest of it."""
     for _ in range(limit // CHUNK // 4):
         must(exported_and_released())
     print("exported", flush=True)
@@ -118,7 +118,7 @@ def growth_waits():
 
 
 def reset_takes_pools():
-    """A reset with memory of an own pool, and a synchronization after it."""
+    """A reset with memory of a pool of its own, and a synchronization after it."""
     primary = ctypes.c_void_p()
     must(cuda.cuCtxDestroy_v2(context))
     must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0))

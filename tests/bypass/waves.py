@@ -1,4 +1,4 @@
-"""Takes 3 GiB in pieces and gives them back, again and again, for so many seconds. Prints how often it had all of it, and how often it was
+"""Takes 3 GiB in pieces and gives them back, again and again, for a number of seconds. Prints how often it had all of it, and how often it was
 refused."""
 
 import ctypes

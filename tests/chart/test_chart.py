@@ -1,4 +1,4 @@
-"""What the chart makes of its values."""
+"""The manifests that the chart renders from its values."""
 
 import json
 import re
@@ -156,6 +156,57 @@ def test_queues_are_given_to_the_controller_as_they_are(render):
     assert "--namespace=jobs" in container["args"] and "--task-secret=keys" in container["args"]
 
 
+@pytest.mark.parametrize("values, source", [
+    ({"caSecret": "authority"}, {"secret": {"secretName": "authority", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}),
+    ({"caConfigMap": "all", "caKey": "bundle.pem"}, {"configMap": {"name": "all", "items": [{"key": "bundle.pem", "path": "ca.crt"}]}}),
+    ({}, None),
+])
+def test_the_controller_trusts_the_servers_authority(render, values, source):
+    things = render({"queueController": {**QUEUES, **values}, "agentk8sglue": {"queue": "q"}})
+    pod = one(things, "Deployment", "cantle-queues")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    given = [{key: value for key, value in volume.items() if key != "name"} for volume in pod["volumes"] if volume["name"] == "ca"]
+    assert given == ([source] if source else [])
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "ca"]
+    flags = [arg.removeprefix("--ca=") for arg in container["args"] if arg.startswith("--ca")]
+    assert (mounts, flags) == ((["/ca"], ["/ca/ca.crt"]) if source else ([], []))
+
+
+def test_the_controller_shows_a_certificate(render):
+    def controller(**values):
+        things = render({"queueController": {**QUEUES, **values}, "agentk8sglue": {"queue": "q"}})
+        pod = one(things, "Deployment", "cantle-queues")["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+        return secrets, [arg for arg in container["args"] if arg.startswith("--client-")]
+
+    flags = ["--client-cert=/client-tls/tls.crt", "--client-key=/client-tls/tls.key"]
+    assert controller(clientTlsSecret="own") == (["own"], flags)
+    assert controller() == ([], [])
+
+
+def test_one_place_for_the_servers_authority(render):
+    import helm_python
+
+    both = {"caSecret": "one", "caConfigMap": "other"}
+    with pytest.raises(helm_python.HelmError, match="two places for one file"):
+        render({"queueController": {**QUEUES, **both}, "agentk8sglue": {"queue": "q"}})
+
+
+def test_the_controller_shows_a_token_in_place_of_keys(render):
+    def controller(**values):
+        things = render({"queueController": {**QUEUES, **values}, "agentk8sglue": {"queue": "q"}})
+        pod = one(things, "Deployment", "cantle-queues")["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        names = {each["name"] for each in container["env"]}
+        tokens = [source for volume in pod["volumes"] for source in volume.get("projected", {}).get("sources", [])]
+        return names & {"CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY"}, tokens, "--token-file=/token/token" in container["args"]
+
+    token = {"serviceAccountToken": {"audience": "cantle", "expirationSeconds": 3600, "path": "token"}}
+    assert controller(tokenAudience="cantle") == (set(), [token], True)
+    assert controller() == ({"CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY"}, [], False)
+
+
 def settings(command):
     """The values of a documented `helm install`, as helm reads `--set`: words and numbers that YAML has for others become such."""
     values = {}
@@ -232,7 +283,7 @@ def test_a_file_of_clearmls_agent_chart_is_taken_and_what_has_no_effect_is_named
 
 
 def test_pods_of_queues_have_a_namespace_that_the_injector_sees(render):
-    """In one that it leaves out they would get whole GPUs, and nobody would say so."""
+    """In an excluded namespace they would get whole GPUs, without a warning."""
     import helm_python
 
     things = render({"queueController": QUEUES, "agentk8sglue": {"queue": "q"}})
@@ -282,6 +333,16 @@ def test_the_classic_path_needs_no_claims(render):
     assert not of_kind(things, "Namespace") and "--reservation" not in pods["DaemonSet"]["containers"][0]["args"]
 
 
+def test_nvidias_runtime_shows_the_node_driver_all_of_the_machine(render):
+    """Without its last two variables, libnvidia-container covers /proc/driver/nvidia/capabilities, which makes and lists MIG instances."""
+    [container] = one(render(), "DaemonSet", "cantle-node")["spec"]["template"]["spec"]["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+    wanted = ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"]
+    assert [env.get(name) for name in wanted] == ["all"] * 3
+    # The runtime honors them for privileged containers only.
+    assert container["securityContext"]["privileged"] is True
+
+
 def test_packing_can_be_turned_off(render):
     def parts(values):
         things = render(values)
@@ -292,6 +353,15 @@ def test_packing_can_be_turned_off(render):
 
     assert parts({}) == (False, True, True)
     assert parts({"webhook": {"packing": False}}) == (True, False, False)
+
+
+@pytest.mark.parametrize("webhook, evicts", [({}, True), ({"preemption": False}, False), ({"packing": False}, False)])
+def test_preemption_can_be_turned_off(render, webhook, evicts):
+    things = render({"webhook": webhook})
+    [container] = one(things, "Deployment", "cantle-webhook")["spec"]["template"]["spec"]["containers"]
+    resources = {name for role in of_kind(things, "ClusterRole") for rule in role["rules"] for name in rule["resources"]}
+    assert {"pods/eviction", "poddisruptionbudgets"} <= resources if evicts else not resources & {"pods/eviction", "poddisruptionbudgets"}
+    assert ("--no-preemption" in container["args"] or "--no-packing" in container["args"]) != evicts
 
 
 @pytest.mark.parametrize("values, taken", [
@@ -345,3 +415,11 @@ def test_monitoring_is_opt_in_and_each_alert_has_a_runbook(render):
         assert rule["annotations"]["runbook_url"].endswith(f"docs/alerts.md#{rule['alert'].lower()}")
         used = re.findall(r"cantle_[a-z_]+", rule["expr"])
         assert used and all(f"`{name}`" in metrics for name in used), used
+
+
+def test_the_page_has_the_cases_of_the_tests(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests/cluster")
+    import cases
+
+    assert cases.PAGE.read_text() == cases.page(), "run: python3 tests/cluster/cases.py"
+    assert set(cases.ABSENT) <= {(case, path) for case in cases.marked() for path in cases.PATHS}

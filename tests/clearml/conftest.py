@@ -47,12 +47,12 @@ def heed_ctrl_c():
 class Server:
     """`cantle server` on a machine, and the environment in which ClearML's programs find it."""
 
-    def __init__(self, home, *flags):
+    def __init__(self, home, *flags, under=()):
         self.home = home
         self.background = []
         self.machines = []
-        # Where an engine runs, it must be on the same machine; so whoever started it made the machine.
-        self.machine = Here() if os.environ.get("CANTLE_TEST_MACHINE") == "here" else self.another()
+        # Where an engine runs, it must be on the same machine; so the program that started it made the machine.
+        self.machine = Here() if os.environ.get("CANTLE_TEST_MACHINE") == "here" else self.another(under=under)
         # Here the machine stays, and with it what was there before.
         self.data = self.machine.path(STATE / "server")
         self.is_new = not self.data.exists()
@@ -102,13 +102,13 @@ class Server:
         events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
         return "".join(event["msg"] for event in events)
 
-    def another(self, gpus=GPUS):
+    def another(self, gpus=GPUS, under=()):
         """One more machine, on which nothing of cantle's has run yet."""
-        self.machines.append(Machine(gpus))
+        self.machines.append(Machine(gpus, under=under))
         return self.machines[-1]
 
     def command(self, argv, machine=None):
-        """The command line that runs a program in our folder, on the server's machine or on another one."""
+        """The command line that runs a program in our directory, on the server's machine or on another one."""
         return (machine or self.machine).command("env", "-C", self.home, *argv)
 
     def leases(self):

@@ -11,13 +11,13 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 def endpoint(path):
-    """`/v2.23/tasks.get_all?x` is `tasks.get_all`, and whatever lies in the file store is `/files`."""
+    """`/v2.23/tasks.get_all?x` is `tasks.get_all`, and every object of the file store is `/files`."""
     path = urllib.parse.urlsplit(path).path
     return "/files" if path.startswith("/files") else re.sub(r"^/(api/)?(v[\d.]+/)?", "", path)
 
 
 class Proxy:
-    """Stands at `url` before the server at `target`."""
+    """Listens at `url` and forwards to the server at `target`."""
 
     def __init__(self, target):
         self.counts = collections.Counter()

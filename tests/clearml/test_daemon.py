@@ -151,7 +151,7 @@ def test_services_run_several_at_a_time_beside_the_gpus(server):
     wait_until(lambda: [server.status(t) for t in (first, second)] == ["in_progress"] * 2, 20, "two of them")
     third = enqueue(server, "services", "third", say)
     wait_until(lambda: reason_of(server, third) == "this agent runs at most 2 tasks at a time, and 2 run", 20, "the reason")
-    # What has no GPU takes none from those that have.
+    # A task without a GPU takes none from tasks with GPUs.
     beside = enqueue(server, "single_gpu", "beside", "true")
     assert ended(server, beside) == ["completed"]
     assert server.status(third) == "queued"
@@ -165,7 +165,7 @@ def test_services_run_several_at_a_time_beside_the_gpus(server):
 
 
 def test_each_running_task_is_a_worker_of_its_own(server):
-    """As with ClearML's agent: its web page shows who has what of which GPU, under ids that end with the task."""
+    """As with ClearML's agent: its web page shows the slices of each task, under ids that end with the task."""
     for queue in ("dual_gpus", "quarter_gpu", "services"):
         server.queue(queue)
     agent = daemon(server, "--queue", "dual_gpus=2", "quarter_gpu=0.25", "--child-report-tags", "blue")
@@ -213,7 +213,7 @@ def test_an_abort_callback_of_the_agent_comes_before_the_stop(server, script, sa
 
 
 def test_two_agents_of_one_machine_are_two_nodes(server):
-    """Each has some of the GPUs: neither's report hides the other's, whoever came first."""
+    """Each has some of the GPUs: neither's report hides the other's, in either order."""
     queue = server.queue("single_gpu")
     for gpu in ("0", "1-2"):
         words = ["--dynamic-gpus", "--gpus", gpu, "--queue", "single_gpu=1"]

@@ -7,6 +7,9 @@ import pytest
 from conftest import CANTLE, wait_until
 from ours import command, daemon, ended
 
+STARTS = 50 if os.environ.get("CANTLE_TEST_ALL") else 20
+
+
 def test_exit_states_and_logs_as_clearml_knows_them(server):
     queue = server.queue("half_gpu")
     daemon(server, "--queue", "half_gpu=0.5")
@@ -39,7 +42,7 @@ def test_tasks_start_within_a_second(server):
     queue = server.queue("quarter_gpu")
     daemon(server, "--queue", "quarter_gpu=0.25")
     waits = []
-    for n in range(50):
+    for n in range(STARTS):
         task = command(server, str(n), "true")
         server.api("tasks.enqueue", task=task, queue=queue)
         ended(server, task)
@@ -48,8 +51,8 @@ def test_tasks_start_within_a_second(server):
         # Positions of events are microseconds.
         waits.append((at["start"] - at["enqueue"]) / 1e6)
     waits.sort()
-    print(f"start after enqueue over 50 tasks: p50 {waits[24]:.2f} s, p90 {waits[44]:.2f} s, most {waits[-1]:.2f} s")
-    assert waits[-1] < 1.0, waits
+    print(f"start after enqueue over {STARTS} tasks: p50 {waits[STARTS // 2]:.2f} s, p90 {waits[STARTS * 9 // 10]:.2f} s, most {waits[-1]:.2f} s")
+    assert waits[STARTS // 2] < 0.3 and waits[-1] < 1.0, waits
 
 
 @pytest.mark.parametrize("server", [["--open-source"]], indirect=True)
@@ -99,7 +102,7 @@ def test_a_task_has_its_time_to_tidy_up(server):
 
 
 def test_a_task_that_makes_room_for_another_has_its_time_too(server):
-    """Its abort callback is called, then the owner runs, then it runs again: it was never stopped for good."""
+    """Its abort callback is called, then the owner runs, then it runs again: it was never stopped permanently."""
     queue = server.queue("single_gpu")
     daemon(server, "--queue", "single_gpu=1", gpus="0")
     projects = {name: server.api("projects.create", name=name, description="")["id"] for name in ("lent", "owner")}
@@ -137,12 +140,64 @@ print('sees', total.value >> 30, 'GiB as', task.id)
     assert f"sees 20 GiB as {task}" in server.log_of(task)
 
 
+SEARCH = """
+import os
+from clearml import Task
+from clearml.automation import DiscreteParameterRange, GridSearch, HyperParameterOptimizer
+from clearml.backend_api.session.client import APIClient
+task = Task.init(auto_connect_frameworks=False)
+for what, attack in {
+    'take': lambda: APIClient().queues.get_next_task(queue=os.environ['QUEUE']),
+    'stop': lambda: APIClient().tasks.stop(task=os.environ['OTHER']),
+    'keys': lambda: task.session.send_request('auth', 'create_credentials', json={}).raise_for_status(),
+}.items():
+    try:
+        print(what, 'worked', attack(), flush=True)
+    except Exception as error:
+        print(what, 'refused' if '(403' in str(error) or 'Forbidden' in str(error) else error, flush=True)
+trials = HyperParameterOptimizer(
+    base_task_id=os.environ['BASE'], hyper_parameters=[DiscreteParameterRange('General/x', [1, 2])], optimizer_class=GridSearch,
+    objective_metric_title='loss', objective_metric_series='loss', execution_queue='half_gpu', max_number_of_concurrent_tasks=2,
+    pool_period_min=0.05, total_max_jobs=2, min_iteration_per_job=0)
+trials.set_report_period(0.05)
+trials.start()
+trials.wait()
+trials.stop()
+print('searched', flush=True)
+"""
+
+
+def test_a_task_searches_as_its_owner_and_is_no_agent(server):
+    """A search of ClearML's SDK inside a slice makes and runs its trials; what only agents and people may do is refused."""
+    queue = server.queue("half_gpu")
+    server.api("projects.create", name="P1", description="")
+    anna = server.api("cantle.add_user", name="anna", role="member", project="P1")
+    param = {"section": "General", "name": "x", "value": "0", "type": "int", "description": ""}
+    base, other = command(server, "base", "true"), command(server, "other", "true")
+    server.api("tasks.edit_hyper_params", task=base, hyperparams=[param])
+    project = server.api("projects.get_all", name="P1")["projects"][0]["id"]
+    server.api("tasks.move", ids=[base, other], project=project)
+    env = {"CLEARML_AGENT_SKIP_PIP_VENV_INSTALL": sys.executable, "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL": "1"}
+    daemon(server, "--queue", "half_gpu=0.5", **env, QUEUE=queue, OTHER=other, BASE=base)
+    (server.home / "job.py").write_text(SEARCH)
+    words = ["--project", "P1", "--name", "search", "--script", "job.py", "--queue", "half_gpu", "--packages", "clearml"]
+    keys = {"CLEARML_API_ACCESS_KEY": anna["access_key"], "CLEARML_API_SECRET_KEY": anna["secret_key"]}
+    out = server.run(["clearml-task", *words, "--skip-task-init"], **keys)
+    task = next(word[3:] for line in out.splitlines() for word in line.split() if word.startswith("id="))
+    assert ended(server, task, seconds=240) == ["completed"], server.log_of(task)
+    log = server.log_of(task)
+    assert all(f"{what} refused" in log for what in ["take", "stop", "keys"]) and "searched" in log, log
+    owner = server.api("tasks.get_by_id", task=task)["task"]["user"]
+    trials = server.api("tasks.get_all", parent=task, only_fields=["user", "status"], search_hidden=True)["tasks"]
+    assert [(trial["user"], trial["status"]) for trial in trials] == [(owner, "completed")] * 2, log
+
+
 def test_graphs_have_figures_of_the_gpus(server):
     server.queue("half_gpu")
     daemon(server, "--queue", "half_gpu=0.5", "--child-report-tags", "blue", "big")
     [worker] = server.api("workers.get_all", last_seen=60)["workers"]
     assert worker["tags"] == ["blue", "big"]
-    stats = worker["machine_stats"]
+    stats = wait_until(lambda: server.api("workers.get_all", last_seen=60)["workers"][0]["machine_stats"], 10, "a first report")
     for measure in ("gpu_usage", "gpu_temperature", "gpu_memory_used", "gpu_memory_free"):
         assert len(stats[measure]) == 3, stats
     keys = server.api("workers.get_metric_keys")["categories"]

@@ -33,7 +33,7 @@ def engine_env():
 
 
 def stock_agent(server):
-    """Installs nothing in the containers: they find ClearML's agent in a folder of this machine, and run it with their own
+    """Installs nothing in the containers: they find ClearML's agent in a directory of this machine, and run it with their own
     Python, which is of the same version."""
     version = docker("run", "--rm", "--network=none", IMAGE, "python3", "-c", "import sys; print(*sys.version_info[:2])")
     if version.split() != [str(part) for part in sys.version_info[:2]]:

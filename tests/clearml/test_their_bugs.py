@@ -1,4 +1,4 @@
-"""What goes wrong with ClearML's own scheduler of dynamic GPUs, and what cantle's agent does there. Each was reproduced with
+"""Faults of ClearML's own scheduler of dynamic GPUs, and the behavior of cantle's agent in the same cases. Each was reproduced with
 clearml-agent 3.0.3."""
 
 import subprocess
@@ -54,7 +54,7 @@ def test_a_range_never_lands_on_a_gpu_in_use(server):
 
 
 def test_queues_in_turn_go_on_when_the_gpus_are_full(server):
-    """Theirs: --order-fairness crashes for ever once all GPUs are given out."""
+    """Theirs: --order-fairness crashes forever once all GPUs are in use."""
     for queue in ("a", "b"):
         server.queue(queue)
     tasks = [enqueue(server, hold(server, f"{queue}{n}"), queue) for queue in "ab" for n in range(3)]
@@ -124,7 +124,7 @@ def test_memory_is_what_the_driver_says(server):
     ],
 )
 def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, says):
-    """Theirs: accepted, and then all queues behind it wait for ever without a word; or a Python error."""
+    """Theirs: accepted, and then all queues behind it wait forever without a message; or a Python error."""
     for queue in ("q", "half", "half_gpu"):
         server.queue(queue)
     argv = [CANTLE, "daemon", "--dynamic-gpus", *(["--gpus", "0-2"] if "--gpus" not in words else []), *words]

@@ -3,6 +3,7 @@ is a failure. `CANTLE_TEST_WEEKS=N` repeats the week, as `make soak` does."""
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -52,20 +53,49 @@ def no_refusal(proxy):
     assert ours == []
 
 
+def a_week(server, python, cache):
+    """One run of week.py. The SDK forks its reporter while its threads hold locks, and on a busy machine it then waits for itself for ever: seen
+    with 1.18, both processes in futexes and no request under way. Such a run is repeated once."""
+    for _ in range(2):
+        child = server.start([python, HERE / "week.py"], "week.log", CLEARML_CACHE_DIR=str(cache))
+        try:
+            assert child.wait(240) == 0, server.text("week.log")
+            return server.text("week.log")
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            tidy(server)
+    raise AssertionError(f"not within 240 s, twice:\n{server.text('week.log')}")
+
+
+def tidy(server):
+    """The next week begins with nothing of this one: the run of Monday is found by its name."""
+    ids = [task["id"] for task in server.api("tasks.get_all", only_fields=["id"])["tasks"]]
+    server.api("tasks.delete_many", ids=ids, force=True)
+    server.api("models.delete_many", ids=[model["id"] for model in server.api("models.get_all")["models"]])
+
+
 @pytest.mark.parametrize("version", ["newest", "2.0", "1.18"])
 def test_a_week_of_the_sdk(server, proxy, version):
     python = interpreter(version)
     server.queue("default")
     for _ in range(WEEKS):
-        out = server.run([python, HERE / "week.py"], timeout=600, CLEARML_CACHE_DIR=str(server.home / f"cache-{version}"))
-        assert "WEEK DONE" in out
-        # The next one begins with nothing of this one: the run of Monday is found by its name.
-        ids = [task["id"] for task in server.api("tasks.get_all", only_fields=["id"])["tasks"]]
-        server.api("tasks.delete_many", ids=ids, force=True)
-        server.api("models.delete_many", ids=[model["id"] for model in server.api("models.get_all")["models"]])
+        assert "WEEK DONE" in a_week(server, python, server.home / f"cache-{version}")
+        tidy(server)
     no_refusal(proxy)
     assert sum(proxy.counts.values()) > 100, proxy.counts
     print(f"{version}: {sum(proxy.counts.values())} requests of {len({name for name, _ in proxy.counts})} endpoints")
+
+
+def agent(server, python):
+    """ClearML's own agent on the queue `default`, which runs tasks with this Python as it is."""
+    no_install = {"CLEARML_AGENT_SKIP_PIP_VENV_INSTALL": python, "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL": "1"}
+    words = [python, "-m", "clearml_agent", "daemon", "--queue", "default", "--cpu-only", "--foreground"]
+    server.start(words, "agent.log", CLEARML_WORKER_NAME="node1", PYTHONUNBUFFERED="1", **no_install)
+
+
+def script(python, diff):
+    return {"binary": python, "entry_point": "job.py", "working_dir": ".", "diff": diff}
 
 
 @pytest.mark.parametrize("version", ["newest", "2.0"])
@@ -73,13 +103,38 @@ def test_an_agent_that_runs_a_task(server, proxy, version):
     """The agents are 3.0 and 2.0."""
     python = interpreter(version)
     queue = server.queue("default")
-    script = {"binary": python, "entry_point": "job.py", "working_dir": ".", "diff": "print('step', 6 * 7)\n"}
-    task = server.api("tasks.create", name="job", type="training", script=script)["id"]
+    job = script(python, "print('step', 6 * 7)\n")
+    task = server.api("tasks.create", name="job", type="training", script=job)["id"]
     server.api("tasks.enqueue", task=task, queue=queue)
-    no_install = {"CLEARML_AGENT_SKIP_PIP_VENV_INSTALL": python, "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL": "1"}
-    words = [python, "-m", "clearml_agent", "daemon", "--queue", "default", "--cpu-only", "--foreground"]
-    server.start(words, "agent.log", CLEARML_WORKER_NAME="node1", PYTHONUNBUFFERED="1", **no_install)
+    agent(server, python)
     wait_until(lambda: server.status(task) in ("completed", "failed"), 120, "the task's end")
     assert server.status(task) == "completed", server.log_of(task) + server.text("agent.log")
     assert "step 42" in server.log_of(task)
     no_refusal(proxy)
+
+
+SEARCHED = """
+from clearml import Task
+task = Task.init(project_name="weekend", task_name="base")
+settings = {"x": 0}
+task.connect(settings)
+task.get_logger().report_scalar("loss", "total", (settings["x"] - 3) ** 2, 0)
+"""
+
+
+def test_a_weekend_of_automation(server, proxy):
+    """A search of hyperparameters on ClearML's agent, triggers on models, data sets and tasks, and a schedule."""
+    # The SDK's reporter is a fork that continues to use its parent's connections. With threads that call at that moment,
+    # requests get mixed up on any server; then this program hangs or is refused.
+    (server.home / "no.conf").write_text("sdk { development { report_use_subprocess: false } }\n")
+    server.queue("default")
+    server.queue("later")
+    project = server.api("projects.create", name="weekend")["id"]
+    base = server.api(
+        "tasks.create", name="base", type="training", project=project, script=script(sys.executable, SEARCHED)
+    )["id"]
+    agent(server, sys.executable)
+    try:
+        assert "WEEKEND DONE" in server.run([sys.executable, HERE / "weekend.py", base], timeout=600)
+    finally:
+        no_refusal(proxy)

@@ -1,4 +1,4 @@
-"""What a ClearML user does in a week, with whichever version of the SDK runs this. Prints `WEEK DONE` at its end."""
+"""The work of a ClearML user in a week, with the version of the SDK that runs this. Prints `WEEK DONE` at its end."""
 
 import os
 import tempfile

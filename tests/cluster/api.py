@@ -64,7 +64,7 @@ class Api:
             raise ConnectionError(f"no answer to {method} {path}: {error}") from error
 
     def warnings(self):
-        """What the last answer warned of; kubectl prints it."""
+        """The warnings of the last answer; kubectl prints them."""
         return self.connections.warnings
 
     def get(self, path):
@@ -131,7 +131,7 @@ def pod(name, command, template=None, limits=None, image="localhost/cantle-test:
 
 
 def node(name, labels=None):
-    """A node that nobody runs: its pods get a place and stay pending there."""
+    """A node without a kubelet: its pods are placed and stay pending there."""
     capacity = {"cpu": "32", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
     ready = {
         "type": "Ready",

@@ -1,4 +1,4 @@
-"""What cantle adds to a cluster, in figures: `tests/cluster/run.sh -s -o python_files=bench_cluster.py`. Each is measured beside the same thing without cantle."""
+"""Measures the overhead of cantle in a cluster: `tests/cluster/run.sh -s -o python_files=bench_cluster.py`. Each is compared with the same thing without cantle."""
 
 import concurrent.futures
 import contextlib
@@ -53,7 +53,7 @@ def test_start_of_a_pod(plane, injector, start, namespace):
 # GPUs that serve MIG instances cost it the square of the nodes, up to 1.36 (docs/kubernetes.md).
 @pytest.mark.parametrize(("gpus", "nodes", "pods"), [("8xA100-80GB", 100, PODS), ("8xH100-80GB:mig", 10, PODS // 10)])
 def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_driver, namespace, gpus, nodes, pods):
-    """How fast the stock scheduler places shares, and what the injector takes for each pod."""
+    """The speed at which the stock scheduler places shares, and the injector's time for each pod."""
     api, driver, made = plane.api, make_driver(hand_made, gpus), []
     slices = wait_until(lambda: whole_pool(driver), 60, driver.log)
     try:

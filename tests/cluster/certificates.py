@@ -22,7 +22,7 @@ def openssl(*words):
 
 
 class Certificates:
-    """A folder with `<name>.crt` and `<name>.key`."""
+    """A directory with `<name>.crt` and `<name>.key`."""
 
     def __init__(self, folder, url):
         self.folder, self.url = folder, url

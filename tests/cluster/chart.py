@@ -43,7 +43,7 @@ def rendered(values=None):
 
 
 def standing():
-    """What is there for all tests: the device classes, and the rights of node drivers."""
+    """The objects that all tests share: the device classes, and the rights of node drivers."""
     rights = lambda thing: thing["metadata"]["name"] == NODE and thing["kind"] != "DaemonSet"
     return [thing for thing in rendered() if thing["kind"] == "DeviceClass" or rights(thing)]
 
@@ -59,7 +59,7 @@ def delete(api, things):
 
 
 def remove_devices(api):
-    """What a driver that has gone has published. The kubelet removes that half a minute later, for which one test waits."""
+    """The slices that a former driver has published. The kubelet removes that half a minute later, for which one test waits."""
     slices = "/apis/resource.k8s.io/v1/resourceslices"
     for each in api.items(slices):
         api.delete(f"{slices}/{each['metadata']['name']}")

@@ -20,7 +20,7 @@ RESERVATIONS = "cantle-reservation"
 VALUES = {"path": "classic"}
 GPUS, PLACEMENTS, RESERVED = "cantle.dev/gpus", "cantle.dev/placements", "cantle.dev/reservations"
 LABEL = "clearml-injector/fraction"
-# What the harness starts itself.
+# The components that the harness starts itself.
 RUNNING = ("Deployment", "DaemonSet", "Service", "PodDisruptionBudget", "MutatingWebhookConfiguration", "ConfigMap")
 
 
@@ -43,7 +43,7 @@ def rights(api, values=VALUES):
     try:
         yield
     finally:
-        # What is in the reservations' namespace goes with it.
+        # The objects in the reservations' namespace are deleted with it.
         chart.delete(api, nodes(things) + others + [thing for thing in reservations if thing["kind"] in ("Namespace", "PriorityClass")])
         chart.create(api, chart.standing())
 
@@ -115,7 +115,7 @@ class Scheduler:
 
 
 def forget(api, node):
-    """What a node's device plugin wrote down stays when it stops, for the next one."""
+    """The record of a node's device plugin stays when it stops, for the next one."""
     if api.find(f"/api/v1/nodes/{node}"):
         names = (GPUS, PLACEMENTS, RESERVED, "cantle.dev/freed")
         api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {name: None for name in names}}})

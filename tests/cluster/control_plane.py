@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 
+import rights
 from api import Api, ApiError
 from certificates import Certificates
 from chart import NAMESPACE
@@ -11,15 +12,18 @@ from processes import Program, free_ports, wait_until
 
 
 # Where the cluster has a network of its own (run.sh), pods and API server find each other as in every cluster: the server has
-# the address of its service, and calls webhooks at their pods, because nobody forwards the addresses of other services.
+# the address of its service, and calls webhooks at their pods, because the addresses of other services are not forwarded.
 OWN_NODE = bool(os.environ.get("CANTLE_TEST_OWN_NODE"))
-# What is off by default, for other versions of Kubernetes: `DRAConsumableCapacity=true,…`.
+# Feature gates that are off by default, for other versions of Kubernetes: `DRAConsumableCapacity=true,…`.
 GATES = os.environ.get("CANTLE_TEST_FEATURE_GATES", "")
+# A directory for what cantle's parts have called, in a whole run (test_rights.py).
+CALLS = os.environ.get("CANTLE_TEST_CALLS")
 
 
 class ControlPlane:
     def __init__(self, folder, programs):
         self.folder, self.programs = folder, programs
+        self.audit_log = folder / "audit.log"
         self.etcd_port, self.peer_port, self.port, self.kcm_port, self.scheduler_port = free_ports(5)
         self.port = 443 if OWN_NODE else self.port
         self.certificates = Certificates(folder / "certificates", f"https://127.0.0.1:{self.port}")
@@ -67,7 +71,13 @@ class ControlPlane:
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
             f"--feature-gates={GATES}",
+            *self.audit_flags(),
         ]
+
+    def audit_flags(self):
+        policy = self.folder / "audit.json"
+        policy.write_text(json.dumps(rights.POLICY))
+        return [f"--audit-policy-file={policy}", f"--audit-log-path={self.audit_log}", "--audit-log-maxsize=4000"]
 
     def client_flags(self, name, port):
         config = self.certificates.kubeconfig(name)
@@ -126,3 +136,5 @@ class ControlPlane:
     def stop(self):
         for each in [*reversed(self.others), self.server, self.etcd]:
             each.stop()
+        if CALLS and self.audit_log.exists():
+            rights.save(self.audit_log, CALLS)

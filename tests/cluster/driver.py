@@ -14,11 +14,15 @@ CANTLE = ROOT / "dist/bin/cantle"
 class Driver:
     def __init__(self, plane, home, node, machine, flags, kubelet_dir):
         self.plane, self.home, self.node, self.machine = plane, home, node, machine
-        # Where it is by default; seen from here.
+        # Its default path, seen from here.
         self.cdi_dir = machine.path("/run/cdi")
         words = ["controller", "node", "--kubeconfig", self.kubeconfig(), "--node", node, "--kubelet-dir", kubelet_dir, *flags]
-        env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        env = {"PATH": os.environ["PATH"], "HOME": str(home), **self.env()}
         self.program = Program("driver", home, machine.command(CANTLE, *words), env)
+
+    def env(self):
+        """More variables."""
+        return {}
 
     def kubeconfig(self):
         """Of the chart's service account on this node, as a pod of the DaemonSet has it."""
@@ -44,7 +48,7 @@ class Driver:
         return {device["name"]: device for each in self.slices() for device in each["spec"].get("devices", [])}
 
     def truth(self):
-        """What the GPUs themselves hold."""
+        """The memory that the GPUs themselves report."""
         return self.machine.truth()
 
     def leases(self):

@@ -13,7 +13,7 @@ LIBRARIES = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
 PROGRAM = pathlib.Path("/usr/bin/nvidia-smi")
 # On the node the driver is there too, or in a driver container of NVIDIA's GPU Operator.
 ROOTS = [pathlib.Path("/"), pathlib.Path("/run/nvidia/driver")]
-# Of all instances that the GPUs may ever have: a hundred nodes for each GPU, so they come as a folder.
+# Of all instances that the GPUs may ever have: a hundred nodes for each GPU, so they come as a directory.
 CAPABILITIES = pathlib.Path("/dev/nvidia-caps")
 
 

@@ -24,7 +24,7 @@ def enter(pid):
 
 
 def mounts(pid):
-    """What is mounted: file system, folder of it, and where."""
+    """What is mounted: file system, directory in it, and mount point."""
     lines = pathlib.Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
     return [tuple(line.split()[2:5]) for line in lines]
 

@@ -19,18 +19,19 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def program(file, path, reference):
-    """Writes an image of that name with this program in it to `path`."""
+def program(file, path, reference, place="usr/bin/"):
+    """Writes an image of that name with this program in it to `path`; a `place` that ends with / keeps the program's name."""
     layer = path.with_suffix(".layer.tar")
     with tarfile.open(layer, "w") as out:
-        out.add(file, f"usr/bin/{file.name}")
+        out.add(file, place + file.name if place.endswith("/") else place)
     archive(layer, path, {"program": reference})
     layer.unlink()
 
 
-def archive(rootfs, path, images=IMAGES):
-    """Writes the images made of the archive `rootfs` to `path`."""
-    layer = {"mediaType": f"{OCI}.layer.v1.tar", "digest": f"sha256:{sha256(rootfs)}", "size": rootfs.stat().st_size}
+def archive(rootfs, path, images=IMAGES, added=(), env=()):
+    """Writes the images made of the archive `rootfs`, with more layers and variables if there are any, to `path`."""
+    layer_of = lambda file: {"mediaType": f"{OCI}.layer.v1.tar", "digest": f"sha256:{sha256(file)}", "size": file.stat().st_size}
+    layers = {file: layer_of(file) for file in [rootfs, *added]}
     with tarfile.open(path, "w") as out:
 
         def add(name, data):
@@ -44,20 +45,21 @@ def archive(rootfs, path, images=IMAGES):
             add(f"blobs/sha256/{digest}", data)
             return {"mediaType": f"{OCI}.{kind}.v1+json", "digest": f"sha256:{digest}", "size": len(data)}
 
-        out.add(rootfs, f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}")
+        for file, layer in layers.items():
+            out.add(file, f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}")
         manifests = []
         for name, reference in images.items():
             config = {
                 "architecture": "amd64",
                 "os": "linux",
-                "config": {"Entrypoint": SLEEP} if name == "pause" else {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},
-                "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+                "config": {"Entrypoint": SLEEP} if name == "pause" else {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", *env]},
+                "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers.values()]},
             }
             manifest = {
                 "schemaVersion": 2,
                 "mediaType": f"{OCI}.manifest.v1+json",
                 "config": blob(config, "config"),
-                "layers": [layer],
+                "layers": list(layers.values()),
             }
             described = blob(manifest, "manifest")
             manifests.append({**described, "annotations": {"io.containerd.image.name": reference}})

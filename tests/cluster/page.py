@@ -13,6 +13,12 @@ from chart import ROOT
 
 # The programs of a user that are not cantle's (assets/build.sh).
 CLIENTS = ("helm", "kubectl")
+# The state of the cluster that is shown after a failed command.
+STATE = """
+kubectl get pods,resourceclaims,resourceslices --all-namespaces --output wide
+kubectl get events --all-namespaces --sort-by .lastTimestamp | tail -40
+kubectl logs --namespace cantle-system --selector app.kubernetes.io/name=cantle --prefix --tail 30
+"""
 
 
 def blocks(text):
@@ -52,13 +58,13 @@ class Page:
 
 
 class Shell:
-    """A user's shell in the folder with the sources, whose kubectl has this cluster."""
+    """A user's shell in the directory of the sources, whose kubectl has this cluster."""
 
     def __init__(self, plane, programs, home):
         self.home = home
         for name in CLIENTS:
             if not (programs / name).exists() and not shutil.which(name):
-                pytest.skip(f"no {name} beside Kubernetes' programs or in PATH")
+                pytest.skip(f"no {name} next to Kubernetes' programs or in PATH")
         (home / "charts").symlink_to(ROOT / "charts")
         self.env = {
             "PATH": f"{programs}:{ROOT / 'dist/bin'}:{os.environ['PATH']}",
@@ -67,11 +73,15 @@ class Shell:
         }
 
     def run(self, text, code=0, **placeholders):
-        """What a block prints; `placeholders` are what a user has to fill in."""
+        """The output of a block; `placeholders` are the values that a user has to fill in."""
         text = fill(text, placeholders)
-        done = subprocess.run(["sh", "-euc", text], cwd=self.home, env=self.env, capture_output=True, text=True, timeout=400, stdin=subprocess.DEVNULL)
-        assert done.returncode == code, f"{text}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        done = self.call(text)
+        assert done.returncode == code, f"{text}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.call(STATE).stdout}"
         return done.stdout
+
+    def call(self, text):
+        how = {"cwd": self.home, "env": self.env, "capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return subprocess.run(["sh", "-euc", text], timeout=400, **how)
 
     def write(self, name, text, **placeholders):
         pathlib.Path(self.home / name).write_text(fill(text, placeholders) + "\n")

@@ -24,7 +24,7 @@ def wait_until(condition, seconds, what):
 
 
 def free_ports(count):
-    """Ports of the loopback that nobody has now."""
+    """Free ports of the loopback."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -36,7 +36,7 @@ def free_ports(count):
 
 
 def end_with_parent():
-    """In the child: whatever becomes of the test run, the child does not outlive it."""
+    """In the child: the child never outlives the test run."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,26 +1,25 @@
-"""Our server and the controller that makes pods of its queues' tasks, with the rights that the chart gives it."""
+"""Our server, and the controller that makes pods of its queues' tasks as the chart runs it."""
 
 import json
 import os
 import pathlib
 import random
+import ssl
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 
-import yaml
-
 from api import ApiError
 from chart import NAMESPACE, create, place, rendered
-from processes import Program, wait_until
+from processes import Program, pids_with, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CANTLE = ROOT / "dist/bin/cantle"
 NAME = "cantle-queues"
 FINAL = ("completed", "failed", "stopped")
-# What pods need on this cluster: the one image is here already.
+# The settings of pods on this cluster: the only image is here already.
 BASE = {
     "imagePullPolicy": "Never",
     "automountServiceAccountToken": False,
@@ -31,10 +30,12 @@ BASE = {
 class Server:
     """`cantle server`, spoken to as ClearML's clients do."""
 
-    def __init__(self, home, host="127.0.0.1"):
-        self.home = home
+    def __init__(self, home, *flags, ca=None):
+        """`flags` in place of plain HTTP; `ca`: the authority of its certificate."""
+        self.home, self.context = home, ssl.create_default_context(cafile=ca)
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CANTLE_STATE_DIR": str(home / "state")}
-        words = ["server", "--listen", f"{host}:0", "--insecure-http"]
+        # Where pods reach it: the address of the API server.
+        words = ["server", "--listen", "10.96.0.1:0", *(flags or ["--insecure-http"])]
         self.program = Program("server", home, [CANTLE, *words], self.env).start()
         file = home / "state/server/credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 30, self.program.log)
@@ -43,14 +44,15 @@ class Server:
         self.program.check()
         try:
             keys = json.loads(file.read_text())
-            urllib.request.urlopen(keys["url"] + "/healthz", timeout=5).read()
+            urllib.request.urlopen(keys["url"] + "/healthz", timeout=5, context=self.context).read()
         except (ValueError, OSError):
             return False
         self.keys = {"access_key": keys["access_key"], "secret_key": keys["secret_key"]}
         self.url = keys["url"]
         login = urllib.request.HTTPPasswordMgrWithPriorAuth()
         login.add_password(None, self.url, keys["access_key"], keys["secret_key"], is_authenticated=True)
-        self.opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(login))
+        tls = urllib.request.HTTPSHandler(context=self.context)
+        self.opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(login), tls)
         return True
 
     def client_env(self):
@@ -66,10 +68,11 @@ class Server:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{endpoint}: {error.read().decode(errors='replace')}") from None
 
-    def submit(self, queue, *argv, name="task", **fields):
-        """A task that is a plain command, as `cantle submit` makes it, in a queue; its id."""
-        param = {"section": "cantle", "name": "command", "value": json.dumps(argv), "type": "str", "description": ""}
-        hyperparams = {"cantle": {"command": param}}
+    def submit(self, queue, *argv, name="task", cantle=None, **fields):
+        """A task that is a plain command, as `cantle submit` makes it, in a queue; its id. `cantle`: more parameters of that section."""
+        words = {"command": json.dumps(argv), **(cantle or {})}
+        param = lambda word: {"section": "cantle", "name": word, "value": words[word], "type": "str", "description": ""}
+        hyperparams = {"cantle": {word: param(word) for word in words}}
         task = self.api("tasks.create", name=name, type="training", hyperparams=hyperparams, **fields)["id"]
         self.api("tasks.enqueue", task=task, queue_name=queue)
         return task
@@ -107,80 +110,13 @@ class Server:
 
 
 class Queues:
-    """Replicas of the controller."""
-
-    def __init__(self, plane, server, home, namespace, glue, replicas=1, lease="3s"):
-        self.plane, self.server, self.home, self.namespace = plane, server, home, namespace
-        config = home / "queues.yaml"
-        config.write_text(yaml.safe_dump({"agentk8sglue": with_base(glue)}))
-        self.words = ["controller", "queues", "--config", config, "--namespace", namespace]
-        self.words += ["--lease", lease, "--image-grace", "5s", "--task-secret", "keys"]
-        self.install()
-        self.replicas = [self.replica(n) for n in range(replicas)]
-
-    def install(self):
-        """The chart's objects that give the controller its rights, and the Secret for tasks."""
-        values = {
-            "deviceClasses": {"enabled": False}, "node": {"enabled": False}, "webhook": {"enabled": False},
-            "queueController": {"enabled": True, "namespace": self.namespace, "url": self.server.url, "secret": "keys"},
-            "agentk8sglue": {"queue": "q"},
-        }
-        kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-        things = [thing for thing in rendered(values) if thing["kind"] in kinds]
-        self.things = []
-        for thing in things:
-            path = place(thing)
-            if "namespace" in thing["metadata"]:
-                path = path.replace(f"/{NAMESPACE}/", f"/{thing['metadata']['namespace']}/")
-            self.plane.api.create(path, thing)
-            self.things.append(f"{path}/{thing['metadata']['name']}")
-        self.plane.api.create(f"/api/v1/namespaces/{self.namespace}/secrets", {"metadata": {"name": "keys"}, "stringData": self.server.keys})
-        self.kubeconfig = self.plane.account_kubeconfig(NAME, self.home / "queues.kubeconfig")
-
-    def replica(self, n):
-        words = [*self.words, "--kubeconfig", self.kubeconfig, "--identity", f"replica-{n}"]
-        return Program(f"queues-{n}", self.home, [CANTLE, *words], self.server.client_env()).start()
-
-    def pods(self):
-        return self.plane.api.items(f"/api/v1/namespaces/{self.namespace}/pods")
-
-    def pod_of(self, task):
-        return self.plane.api.find(f"/api/v1/namespaces/{self.namespace}/pods/clearml-id-{task}")
-
-    def log(self):
-        return "\n".join(each.log()[-3000:] for each in self.replicas)
-
-    def kill_one(self, random):
-        replica = random.choice(self.replicas)
-        replica.kill()
-        replica.start()
-
-    def stop(self):
-        for each in self.replicas:
-            each.stop()
-
-    def remove(self):
-        """Without the controller a pod with its finalizer stays for ever."""
-        self.stop()
-        for pod in self.pods():
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
-            try:
-                self.plane.api.merge(path, {"metadata": {"finalizers": None}})
-            except ApiError as error:
-                # It was about to go.
-                if error.code != 404:
-                    raise
-        for path in self.things:
-            self.plane.api.delete(path)
-
-
-class QueuesAsPods(Queues):
     """The chart's own Deployment, from the image that users build. The server has to listen where pods reach it."""
 
-    def __init__(self, plane, server, namespace, glue, replicas=1, lease="3s"):
+    def __init__(self, plane, server, namespace, glue, replicas=1, lease="3s", is_awaited=True, **values):
         self.plane, self.server, self.namespace = plane, server, namespace
-        controller = {"enabled": True, "namespace": namespace, "url": server.url, "secret": "keys"}
-        controller |= {"replicas": replicas, "lease": lease, "imageGrace": "5s"}
+        controller = {"enabled": True, "namespace": namespace, "url": server.url, "secret": "keys", **values}
+        # The hand-made nodes have no kubelet.
+        controller |= {"replicas": replicas, "lease": lease, "imageGrace": "5s", "nodeSelector": {"kubernetes.io/hostname": "worker"}}
         things = [thing for thing in rendered({"queueController": controller, "agentk8sglue": with_base(glue)}) if thing["metadata"]["name"] == NAME]
         for where in [NAMESPACE, namespace]:
             secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": where}, "stringData": server.keys}
@@ -188,11 +124,22 @@ class QueuesAsPods(Queues):
         create(plane.api, things)
         self.things = [f"{place(thing)}/{thing['metadata']['name']}" for thing in things]
         ready = lambda: sum(is_ready(pod) for pod in self.controllers())
-        wait_until(lambda: ready() == replicas, 120, self.log)
+        if is_awaited:
+            wait_until(lambda: ready() == replicas, 120, self.log)
+
+    def pods(self):
+        return self.plane.api.items(f"/api/v1/namespaces/{self.namespace}/pods")
+
+    def pod_of(self, task):
+        return self.plane.api.find(f"/api/v1/namespaces/{self.namespace}/pods/clearml-id-{task}")
 
     def controllers(self):
         selector = "labelSelector=app.kubernetes.io/component%3Dqueues"
         return self.plane.api.items(f"/api/v1/namespaces/{NAMESPACE}/pods?{selector}")
+
+    def pids(self):
+        """The controllers' own, seen from here."""
+        return pids_with(f"--namespace={self.namespace}")
 
     def log(self):
         said = []
@@ -204,11 +151,13 @@ class QueuesAsPods(Queues):
                 said.append(str(error))
         return "\n".join([*map(str, said), *(str(pod["status"]) for pod in self.controllers())])
 
-    def kill_one(self, random):
-        """Without any grace; the Deployment makes another one."""
-        alive = [pod["metadata"]["name"] for pod in self.controllers() if is_ready(pod)]
-        if alive:
-            self.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{random.choice(alive)}", 0)
+    def kill(self, names):
+        """Without any grace; the Deployment makes others."""
+        for name in names:
+            self.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", 0)
+
+    def ready(self):
+        return [pod["metadata"]["name"] for pod in self.controllers() if is_ready(pod)]
 
     def stop(self):
         (deployment,) = [path for path in self.things if "/deployments/" in path]
@@ -216,6 +165,20 @@ class QueuesAsPods(Queues):
         for pod in self.controllers():
             self.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", 1)
         wait_until(lambda: not self.controllers(), 90, self.log)
+
+    def remove(self):
+        """Without the controller a pod with its finalizer stays forever."""
+        self.stop()
+        for pod in self.pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            try:
+                self.plane.api.merge(path, {"metadata": {"finalizers": None}})
+            except ApiError as error:
+                # It was about to go.
+                if error.code != 404:
+                    raise
+        for path in self.things:
+            self.plane.api.delete(path)
 
 
 def is_ready(pod):
@@ -233,10 +196,12 @@ def occupied(pod):
 
 
 class Witness:
-    """Counts pods from outside while something goes on, and ends replicas at random."""
+    """Counts pods from outside during a test, and kills replicas at random; once all of them at the same time, while
+    `all_at` pods run."""
 
-    def __init__(self, queues, seed=None, every_s=0):
+    def __init__(self, queues, seed=None, every_s=0, all_at=0):
         self.queues, self.most, self.uids, self.kills = queues, 0, {}, 0
+        self.all_at, self.all_killed = all_at, 0
         self.random, self.every_s, self.over = random.Random(seed), every_s, threading.Event()
         self.failure = None
         self.thread = threading.Thread(target=self.watch)
@@ -255,8 +220,10 @@ class Witness:
         try:
             next_kill = time.monotonic() + self.every_s
             while not self.over.wait(0.05):
-                self.look()
-                if self.every_s and time.monotonic() > next_kill:
+                running = self.look()
+                if self.all_at and not self.all_killed and running >= self.all_at:
+                    self.kill_all()
+                elif self.every_s and time.monotonic() > next_kill:
                     self.kill_one()
                     next_kill = time.monotonic() + self.every_s * self.random.uniform(0.5, 1.5)
         except Exception as error:
@@ -268,7 +235,18 @@ class Witness:
         for pod in pods:
             task = pod["metadata"]["labels"]["clearml-task-id"]
             self.uids.setdefault(task, set()).add(pod["metadata"]["uid"])
+        return len(pods)
+
+    def kill_all(self):
+        alive = self.queues.ready()
+        self.queues.kill(alive)
+        assert not self.queues.ready(), "nobody is there for a while"
+        self.all_killed = len(alive)
 
     def kill_one(self):
-        self.queues.kill_one(self.random)
-        self.kills += 1
+        # On a machine that is so busy that pods start more slowly than they die, nothing would advance: of one that is alone
+        # only `kill_all` makes an end, once.
+        alive = self.queues.ready()
+        if len(alive) > 1:
+            self.queues.kill([self.random.choice(alive)])
+            self.kills += 1

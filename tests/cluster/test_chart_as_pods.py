@@ -90,7 +90,7 @@ def fractions_through_an_upgrade(api, worker, namespace, upgrade):
     held(pods.fill(LABELED), 20 << 10)
     (gpu,) = worker.machine.truth()
     assert gpu["used_bytes"] <= 20 * GIB and len(gpu["processes"]) == 1
-    # All parts are replaced by others; the pod goes on.
+    # All parts are replaced; the pod continues.
     before = pods.get("train-pod")["status"]["containerStatuses"]
     upgrade("next")
     held(pods.fill(LABELED, "second"), 20 << 10)
@@ -102,6 +102,7 @@ def fractions_through_an_upgrade(api, worker, namespace, upgrade):
     wait_until(lambda: not leases(worker.machine), 60, lambda: leases(worker.machine))
 
 
+@pytest.mark.dra("The chart is installed, upgraded and removed with a running pod")
 def test_a_first_half_gpu_pod(plane, worker, built_images, shell, namespace):
     worker.with_gpus("1xA100-40GB")
     with installed(plane, shell, PLAIN_INSTALL, pods=3) as upgrade:
@@ -122,15 +123,31 @@ def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, shel
         specs = [json.loads(path.read_text()) for path in machine.path("/run/cdi").glob("cantle-*.json")]
         mounts = [mount for spec in specs for device in spec["devices"] for mount in device["containerEdits"]["mounts"]]
         hosts = {mount["hostPath"] for mount in mounts if mount["type"] == "bind"}
+        # A program that the node can run covers the image's own copies of the driver's libraries.
+        hosts |= {hook["path"] for spec in specs for device in spec["devices"] for hook in device["containerEdits"]["hooks"]}
+        assert "/opt/cantle/lib/cantle" in hosts
         assert len(hosts) > 4 and all(machine.path(path).exists() for path in hosts), hosts
         assert not machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), "the node has it elsewhere"
         pods.delete("train-pod")
         pods.wait_gone("train-pod")
+        no_device_that_the_node_has_not(plane.api, shell)
     chart.remove_devices(plane.api)
 
 
+def no_device_that_the_node_has_not(api, shell):
+    """The driver's files are copied to a directory that the node's pod has for itself."""
+    place = "/spec/template/spec/containers/0/args/6"
+    value = "--driver-files-dir=/tmp/driver"
+    patch = json.dumps([{"op": "test", "path": place, "value": "--driver-files-dir=/opt/cantle/lib/driver"}, {"op": "replace", "path": place, "value": value}])
+    shell.run(f"kubectl patch daemonset cantle-node --namespace {NAMESPACE} --type json --patch '{patch}'")
+    said = lambda: shell.run(f"kubectl logs daemonset/cantle-node --namespace {NAMESPACE} --container node || true")
+    wait_until(lambda: "does not have what a pod with a slice gets" in said(), 120, lambda: said() + what_is_wrong(api))
+    devices = lambda: [device for each in api.items(f"{RESOURCE}/resourceslices") for device in each["spec"].get("devices", [])]
+    wait_until(lambda: not devices(), 60, lambda: f"{devices()}\n{said()}")
+
+
 def is_told_of_instances(plane, folder):
-    """Where NVIDIA's device plugin has instances, pods that ask for them would be taken to cantle all the same."""
+    """Where NVIDIA's device plugin has instances, pods that request them would still be given to cantle."""
     plugins = lambda: [each["verdict"] for each in check(plane, folder)[1].get("NVIDIA's device plugin", [])]
     assert not plugins()
     static = node("static-instances")
@@ -145,7 +162,7 @@ def is_told_of_instances(plane, folder):
 
 
 def the_rest_of_the_page(api, shell, page, namespace):
-    """What is placed where, and GPUs that are taken from NVIDIA's device plugin. That plugin is not here: see test_reservation.py."""
+    """The placements, and the GPUs that are reserved from NVIDIA's device plugin. That plugin is not here: see test_reservation.py."""
     page.next("pod with a label")
     placements = page.next("kubectl get node")
     pods = Documented(api, namespace)
@@ -158,6 +175,7 @@ def the_rest_of_the_page(api, shell, page, namespace):
     page.end()
 
 
+@pytest.mark.classic("The chart is installed, upgraded and removed with a running pod")
 def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, shell, namespace, tmp_path):
     """As its page says, block by block."""
     worker.with_gpus("1xA100-40GB")
@@ -167,12 +185,12 @@ def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, s
             fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
             is_told_of_instances(plane, tmp_path)
             text = "".join(scraped(plane.api, part) for part in PARTS)
-            # The second pod's; who served the first one is gone.
+            # The second pod's; the server of the first one is gone.
             for line in ['cantle_extender_answers_total{call="bind",answer="placed"} 1', 'cantle_driver_prepared_total{answer="made"} 1']:
                 assert text.splitlines().count(line) == 1, text
             documented = (ROOT / "docs/metrics.md").read_text()
             names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-            assert len(names) == 10 and all(f"`{name}`" in documented for name in names), names
+            assert len(names) == 14 and all(f"`{name}`" in documented for name in names), names
             assert not plane.api.items(f"{RESOURCE}/resourceclaims")
             the_rest_of_the_page(plane.api, shell, page, namespace)
     finally:

@@ -30,7 +30,7 @@ def test_every_object_is_accepted(plane, values):
 
 
 def left(plane):
-    """What is there of the chart."""
+    """The existing objects of the chart."""
     found = []
     for kind, path in PLACES.items():
         for thing in plane.api.items(f"{path.format(NAMESPACE)}?labelSelector={INSTANCE}"):

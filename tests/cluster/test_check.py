@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 
-from api import RESOURCE
+import pytest
+
+import chart
 from driver import CANTLE
 from injector import Injector, pod
 from processes import wait_until
@@ -22,8 +24,7 @@ def check(plane, folder):
 
 
 def test_a_cluster_is_judged_by_what_it_has(plane, hand_made, make_driver, tmp_path):
-    # What another test's driver published goes half a minute after it, when the kubelet is sure.
-    wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of others' devices")
+    chart.remove_devices(plane.api)
     code, found = check(plane, tmp_path)
     assert code == 7
     assert found["path"][0]["verdict"] == "good" and "mixed" in found["path"][0]["found"]
@@ -52,14 +53,36 @@ def test_a_cluster_is_judged_by_what_it_has(plane, hand_made, make_driver, tmp_p
 def what_has_no_effect_is_found(plane, folder):
     overlooked, quota = "/api/v1/namespaces/kube-system/pods", "/api/v1/namespaces/default/resourcequotas"
     thing = pod({"clearml-injector/fraction": "0.500"}, name="overlooked")
-    # Nobody is to run it.
+    # It must not run.
     thing["spec"]["schedulerName"] = "none"
     plane.api.create(overlooked, thing)
-    plane.api.create(quota, {"metadata": {"name": "gpus"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}})
+    # The injector counts the one, not the other.
+    hard = {"hard": {"requests.nvidia.com/gpu": "1"}}
+    plane.api.create(quota, {"metadata": {"name": "counted"}, "spec": hard})
+    plane.api.create(quota, {"metadata": {"name": "scoped"}, "spec": hard | {"scopes": ["NotTerminating"]}})
     try:
         _, found = check(plane, folder)
         assert "kube-system/overlooked" in found["pods"][0]["found"] and "does not see namespace kube-system" in found["pods"][0]["found"]
-        assert found["quotas"][0]["found"].startswith("default/gpus"), found["quotas"]
+        assert found["quotas"][0]["found"].startswith("default/scoped of"), found["quotas"]
     finally:
         plane.api.delete(f"{overlooked}/overlooked", 0)
-        plane.api.delete(f"{quota}/gpus")
+        for name in ["counted", "scoped"]:
+            plane.api.delete(f"{quota}/{name}")
+
+
+def test_nodes_with_limits_of_kai_are_refused(plane, hand_made, make_driver, tmp_path):
+    """Its daemon runs on real GPUs only: here the node says what that daemon says (a stand-in)."""
+    before = make_driver(hand_made, "1xA100-40GB")
+    path = f"/api/v1/nodes/{hand_made}"
+    conditions = plane.api.get(path)["status"]["conditions"]
+    theirs = {**conditions[0], "type": "gpu-fractioning.nvidia.com/Ready", "status": "True"}
+    plane.api.merge(f"{path}/status", {"status": {"conditions": [*conditions, theirs]}})
+    _, found = check(plane, tmp_path)
+    (judged,) = found["NvFractions"]
+    assert judged["verdict"] == "bad" and hand_made in judged["found"] and "node.nodeSelector" in judged["hint"]
+    before.stop()
+    before.program.start()
+    with pytest.raises(AssertionError, match="ended with 8"):
+        wait_until(before.program.check, 30, before.log)
+    last = before.log().strip().splitlines()[-1]
+    assert f"node {hand_made} has condition gpu-fractioning.nvidia.com/Ready" in last, last

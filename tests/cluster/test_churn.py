@@ -7,6 +7,8 @@ import os
 import random
 import time
 
+import pytest
+
 from api import RESOURCE
 from processes import wait_until
 from test_pods import Pods
@@ -14,7 +16,7 @@ from test_pods import Pods
 # Of one there are 81,558 MiB to share.
 GPUS, GIB = 8, 79
 SECONDS = float(os.environ.get("CANTLE_TEST_CHURN_S", "30"))
-# What nobody is in the way of has to be placed soon. The short form runs beside other work on two cores.
+# A pod that nothing blocks has to be placed soon. The short form runs with other work on two cores.
 PENDING_MAX_S = float(os.environ.get("CANTLE_TEST_PENDING_S", "30"))
 ALIVE_MAX = 24
 # Of an H100: units, and where an instance of that size may begin.
@@ -47,7 +49,7 @@ class Churn:
             self.pods.delete(name)
 
     def look(self):
-        """One instant as the API server has it: pods, and what is allocated to whom."""
+        """One instant as the API server has it: pods, and which pod has which allocation."""
         pods = {pod["metadata"]["name"]: pod for pod in self.pods.api.items(self.pods.path)}
         for name in self.ending - set(pods):
             self.ending.discard(name)
@@ -66,7 +68,7 @@ class Churn:
             assert pod["status"]["phase"] != "Failed" or name in self.ending, (name, pod["status"])
 
     def check_pending(self, pods, held):
-        """Who waits although there is a place, and since when."""
+        """The pods that wait although they would fit, with their waiting times."""
         now, occupied = time.monotonic(), occupation(held)
         waiting = {name for name in pods if name not in held and name not in self.ending}
         feasible = {name for name in waiting if has_place(self.alive[name], occupied)}
@@ -134,11 +136,14 @@ def has_place(wish, occupied):
     return any(fits(gpu, start) for gpu in range(GPUS) for start in starts)
 
 
+@pytest.mark.dra("Shares and instances come and go on one GPU")
 def test_nothing_overlaps_and_nobody_waits_in_vain(start, plane, namespace, templates):
     driver = start(f"{GPUS}xH100-80GB:mig")
     churn = Churn(Pods(plane.api, namespace), driver)
     began = time.monotonic()
-    while time.monotonic() < began + SECONDS:
+    elapsed = lambda: time.monotonic() - began
+    # Longer where a busy machine starts pods slowly: what counts is how many have come and gone.
+    while elapsed() < SECONDS or (len(churn.started) <= SECONDS / 4 and elapsed() < 10 * SECONDS):
         pods, held = churn.look()
         churn.check_pods(pods)
         churn.check_pending(pods, held)
@@ -150,7 +155,7 @@ def test_nothing_overlaps_and_nobody_waits_in_vain(start, plane, namespace, temp
             churn.arrive()
         if full or len(running) > ALIVE_MAX // 2:
             churn.leave(running)
-    print(f"{len(churn.started)} of {churn.made} pods ran in {SECONDS:.0f} s; longest wait in spite of room: {churn.longest_s:.1f} s")
+    print(f"{len(churn.started)} of {churn.made} pods ran in {elapsed():.0f} s; longest wait in spite of room: {churn.longest_s:.1f} s")
     assert len(churn.started) > SECONDS / 4, "hardly anything happened"
     for name in set(churn.alive) - churn.ending:
         churn.pods.delete(name)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import own_libcuda
+import shares
 from api import PARTITIONED, RESOURCE
 from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
@@ -47,6 +49,7 @@ def pods(on_worker, plane, namespace):
     return ClassicPods(plane.api, namespace)
 
 
+@pytest.mark.classic("A fraction by ClearML's label, held by the limit", "A pod waits for room, and starts when it is free")
 def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
     node = on_worker("1xA100-80GB")
     pods.ask("half", "0.500")
@@ -62,7 +65,7 @@ def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
 
     pods.ask("third", "0.500")
     wait_until(lambda: "needs 0.5 GPU" in pods.why("third"), 60, lambda: pods.get("third")["status"])
-    # Nobody gets round the scheduler: what it has not placed has no slice.
+    # No pod bypasses the scheduler: a pod that it has not placed has no slice.
     pods.ask("smuggled", "0.125", node=node.node)
     wait_until(lambda: "cantle's scheduler has not placed it" in pods.waits_for("smuggled"), 60, lambda: pods.get("smuggled")["status"])
     pods.delete("smuggled")
@@ -77,6 +80,7 @@ def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
     wait_until(lambda: not node.leases() and not node.placements(), 60, node.log)
 
 
+@pytest.mark.classic("The kubelet restarts")
 def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
     node = on_worker("1xA100-80GB")
     pods.ask("half", "0.500")
@@ -96,7 +100,7 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
 
 def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):
     node = on_worker("1xA100-80GB")
-    # What the plugin asks the kubelet then has no answer, so it stays between the two.
+    # The plugin's call to the kubelet then has no answer, so it stays between the two steps.
     socket = worker.machine.path(KUBELET_DIR / "pod-resources/kubelet.sock")
     away = socket.with_name("away.sock")
     socket.rename(away)
@@ -114,6 +118,7 @@ def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):
     assert len(node.leases()) == 1
 
 
+@pytest.mark.classic("The node driver is killed while it makes an instance")
 def test_a_plugin_killed_while_it_makes_an_instance(pods, on_worker):
     node = on_worker("1xA100-40GB:mig")
     # Between the GPU instance and its compute instance, when the lease does not name it yet.
@@ -159,6 +164,7 @@ def test_instances_of_a_gpu_in_mig_mode(pods, on_worker):
     pods.wait_running("third")
 
 
+@pytest.mark.classic("A MIG instance by `nvidia.com/mig-…`", "MIG mode by the label of the node")
 def test_the_documented_pod_gets_its_instance(pods, on_worker, mig_worker):
     node = on_worker("1xA100-40GB:mig")
     said = pods.fill(MIG)
@@ -171,6 +177,7 @@ def test_the_documented_pod_gets_its_instance(pods, on_worker, mig_worker):
     assert container["resources"]["limits"] == {"cantle.dev/slice": "1"}
 
 
+@pytest.mark.classic("Shares and instances come and go on one GPU")
 def test_gpus_change_between_shares_and_instances(pods, on_worker, label):
     node = on_worker("2xH100-80GB")
 
@@ -205,9 +212,36 @@ def test_gpus_change_between_shares_and_instances(pods, on_worker, label):
     pods.delete("share")
     pods.ask("again", limits={"nvidia.com/mig-3g.40gb": "1"}, command=["sleep", "600"])
     starts("again")
-    # Nobody was restarted for all that, neither pod nor plugin.
+    # Neither a pod nor the plugin was restarted.
     status = pods.get("stays")["status"]["containerStatuses"][0]
     assert status["restartCount"] == 0 and node.registrations() == 1
     by_pod = {each["pod"].split("/")[1]: each["slices"][0]["gpu"] for each in node.placements().values()}
     (gpu,) = [gpu for gpu in node.truth() if gpu["uuid"] == by_pod["stays"]]
     assert len(gpu["processes"]) == 1 and gpu["used_bytes"] > 38 * GIB and not gpu["mig"]
+
+
+@pytest.fixture
+def with_old_driver(system, worker, folder, make_node, plane, namespace):
+    """A node whose driver is older than an image with its own libcuda, and its pods."""
+
+    def with_old_driver(kind):
+        node = make_node(kind, worker.name, own_libcuda.machine(worker, folder))
+        node.wait_registered()
+        return ClassicPods(plane.api, namespace), node
+
+    return with_old_driver
+
+
+@pytest.mark.classic("An image with a newer libcuda of its own: the limit holds, and that libcuda is used")
+def test_an_image_with_its_own_libcuda(with_old_driver):
+    own_libcuda.held_with_its_own_libcuda(*with_old_driver(own_libcuda.CoveringClassicNode))
+
+
+@pytest.mark.classic("Such an image on a node that cannot run cantle's program: the watchdog kills")
+def test_a_node_that_covers_no_image(with_old_driver):
+    own_libcuda.killed_past_its_slice(*with_old_driver(ClassicNode))
+
+
+@pytest.mark.classic("A share of compute time by annotation: weighed, lent while unused, capped, and never promised twice")
+def test_shares_of_compute_hold(pods, on_worker):
+    shares.shares_hold(pods, on_worker("1xA100-40GB"))

@@ -13,7 +13,7 @@ from test_pods import FILL, OUT_OF_MEMORY, Pods, used
 GIB = 1 << 30
 GIB_IN_MIB = 1 << 10
 
-# Queue default0250: the label beside the older resource, which the API server itself refuses.
+# Queue default0250: the label next to the older resource, which the API server itself refuses.
 OLDER = """
 apiVersion: v1
 kind: Pod
@@ -32,7 +32,7 @@ spec:
         clear.ml/fraction-1: "0.25"
 """
 OLDEST = OLDER.replace('    clearml-injector/fraction: "0.250"\n', "").replace("default0250", "default0250-old")
-# What the documented command lacks is the import.
+# The documented command lacks the import.
 LIMITED = """
 apiVersion: v1
 kind: Pod
@@ -72,7 +72,7 @@ class Documented(Pods):
         try:
             return self.api.get(f"{self.path}/{name}/log")
         except ApiError as refused:
-            # Its container is being made, for the first time or once more; or (404) its kubelet has not heard of the pod yet.
+            # Its container is being made, for the first time or once more; or (404) its kubelet does not know the pod yet.
             assert refused.code in (400, 404), refused
             return ""
 
@@ -88,6 +88,7 @@ def held(said, limit_mib):
     assert limit_mib - GIB_IN_MIB < said["taken"] < limit_mib, said
 
 
+@pytest.mark.dra("A fraction by ClearML's label, held by the limit")
 def test_fractions_by_label_and_by_the_older_resource(pods, start):
     driver = start("1xA100-40GB")
     plain = pods.fill(PLAIN)
@@ -103,6 +104,7 @@ def test_fractions_by_label_and_by_the_older_resource(pods, start):
     assert gpu["used_bytes"] <= 40 * GIB and len(gpu["processes"]) == 3
 
 
+@pytest.mark.dra("A MIG instance by `nvidia.com/mig-…`")
 def test_a_mig_instance_by_its_resource(pods, start, mig_worker):
     driver = start("1xA100-40GB:mig")
     said = pods.fill(MIG)

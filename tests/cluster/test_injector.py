@@ -14,7 +14,7 @@ from processes import wait_until
 FRACTIONS = ["0.0625", "0.125", "0.250", "0.375", "0.500", "0.625", "0.750", "0.875"]
 LABEL = "clearml-injector/fraction"
 
-# As ClearML documents them, beside documented.py; the image is one that is here.
+# As ClearML documents them, in addition to documented.py; the image is one that is here.
 DEPRECATED = """
 apiVersion: v1
 kind: Pod
@@ -58,7 +58,7 @@ def claims_of(plane, namespace):
 
 
 def allocated(plane, namespace, count):
-    """What the scheduler gave, by pod."""
+    """The scheduler's allocations, by pod."""
     def all_of_them():
         claims = [c for c in claims_of(plane, namespace) if c.get("status", {}).get("allocation")]
         return claims if len(claims) == count else None
@@ -71,7 +71,7 @@ def allocated(plane, namespace, count):
 def test_documented_manifests(plane, injector, hand_made, make_driver, namespace):
     make_driver(hand_made, "1xA100-40GB,1xH100-80GB:mig")
     with pytest.raises(ApiError, match="must be an integer"):
-        # Where the injector does not look (kube-system), Kubernetes itself refuses the older form.
+        # In a namespace without the injector (kube-system), Kubernetes itself refuses the older form.
         plane.api.create("/api/v1/namespaces/kube-system/pods?dryRun=All", yaml.safe_load(DEPRECATED))
     for manifest in [LABELED, DEPRECATED, MIG]:
         plane.api.create(f"/api/v1/namespaces/{namespace}/pods", yaml.safe_load(manifest))
@@ -102,7 +102,7 @@ def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver
     pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-larger"
     plane.api.create(pods, pod({LABEL: "0.875"}, name="first"))
     allocated(plane, namespace, 1)
-    # Nobody waits for the template any more.
+    # No pod waits for the template any more.
     plane.api.delete(f"{pods}/first", 0)
     wait_until(lambda: not claims_of(plane, namespace), 60, "the end of the first pod")
     plane.api.create("/api/v1/nodes", node(later))
@@ -120,8 +120,9 @@ def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver
         plane.api.delete(f"/api/v1/nodes/{later}")
 
 
+@pytest.mark.dra("GPUs of another size are added while a pod waits")
 def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_made, make_driver, namespace):
-    """Its first claim names the sizes of before: it would wait for ever beside GPUs that are free."""
+    """Its first claim names the old sizes: it would wait forever next to free GPUs."""
     make_driver(hand_made, "1xA100-40GB")
     pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-joins"
     for name in ["first", "waits"]:
@@ -142,7 +143,7 @@ def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_
         placed = lambda: plane.api.get(f"{pods}/waits")["spec"].get("nodeName")
         assert wait_until(placed, 60, "its place") == later
         refused = plane.api.with_token(json.loads((injector.folder / "injector.kubeconfig").read_text())["users"][0]["user"]["token"])
-        with pytest.raises(ApiError, match="may renew its own claims"):
+        with pytest.raises(ApiError, match="may only renew its own claims"):
             refused.delete(f"{RESOURCE}/namespaces/{namespace}/resourceclaims/{of('first')['metadata']['name']}")
     finally:
         for each in plane.api.items(pods):
@@ -161,7 +162,7 @@ def test_a_template_of_somebody_else_is_never_used(plane, injector, hand_made, m
         try:
             return plane.api.create(templates, claim_template("cantle-fraction-1250", "whole.gpu.cantle.dev"))
         except ApiError as error:
-            assert "kept for claim templates of the injector" in str(error)
+            assert "reserved for claim templates of the injector" in str(error)
             return None
 
     try:

@@ -1,7 +1,9 @@
-"""What a node driver says of the pods on its node: real pods on a real kubelet, scraped as Prometheus does it."""
+"""A node driver's metrics about the pods on its node: real pods on a real kubelet, scraped as Prometheus does it."""
 
 import re
 import urllib.request
+
+import pytest
 
 from processes import free_ports, wait_until
 from test_pods import GIB, OUT_OF_MEMORY, Pods
@@ -15,6 +17,7 @@ def sample(text, name, **labels):
     return value, found
 
 
+@pytest.mark.dra("Metrics of each pod")
 def test_use_limit_and_refusals_of_each_pod(start, plane, namespace, templates):
     (port,) = free_ports(1)
     driver = start("1xA100-80GB", "--observe-listen", f"127.0.0.1:{port}")
@@ -31,6 +34,8 @@ def test_use_limit_and_refusals_of_each_pod(start, plane, namespace, templates):
     of_pod = {"namespace": namespace, "pod": "half"}
     refused = lambda: sample(scrape(), "cantle_driver_refused_allocations_total", **of_pod)[0]
     wait_until(lambda: refused() >= 1, 30, scrape)
+    container = lambda: sample(scrape(), "cantle_driver_memory_limit_bytes", **of_pod)[1]["container"]
+    wait_until(lambda: container() == "main", 30, scrape)
     limit, labels = sample(scrape(), "cantle_driver_memory_limit_bytes", **of_pod)
     used, _ = sample(scrape(), "cantle_driver_memory_used_bytes", **of_pod)
     assert limit == 40 * GIB and used <= limit
@@ -39,7 +44,7 @@ def test_use_limit_and_refusals_of_each_pod(start, plane, namespace, templates):
     assert used == gpu["used_bytes"], (used, gpu)
     uuid = driver.devices()["gpu-0-shared"]["attributes"]["uuid"]["string"]
     assert (labels["gpu"], labels["UUID"], labels["Hostname"]) == ("0", uuid, driver.node)
-    # Negative control: who takes nothing uses nothing, and is refused nothing.
+    # Negative control: a pod that takes nothing uses nothing, and is refused nothing.
     pods.create("idle", "quarter", command=("sleep", "600"))
     pods.wait_running("idle")
     of_pod = {"namespace": namespace, "pod": "idle"}

@@ -1,5 +1,5 @@
-"""What users write and nobody would take notice of: the API server warns them, as kubectl prints it, or refuses it. The chart's policies
-on the real API server; no injector runs, what it would have written is in the pods."""
+"""Settings of users that would have no effect: the API server warns, as kubectl prints it, or refuses the pod. The test has
+the chart's policies on the real API server. No injector runs; the pods have the fields that it would have written."""
 
 import copy
 
@@ -95,10 +95,10 @@ def test_what_has_no_effect_is_said(plane, policies):
         (pod(annotations={LABEL: "0.500"}), "default", f"annotation {LABEL} has no effect: write it as a label"),
         (pod({"gpu-fraction": "0.5"}), "default", "label gpu-fraction has no effect: write it as an annotation"),
         (pod({"gpu-memory": "4096"}), "default", "label gpu-memory has no effect"),
-        (pod({LABEL: "0.500"}), "kube-system", f"{LABEL} has no effect: cantle leaves namespace kube-system out"),
-        (pod(annotations={"gpu-fraction": "0.5"}), "cantle-system", "gpu-fraction has no effect: cantle leaves namespace cantle-system out"),
-        (with_spec(pod(INJECTED), schedulerName="volcano"), "default", "scheduler volcano has to know claims on devices"),
-        (with_container(pod(INJECTED), envFrom=config), "default", "variables of envFrom are not looked at"),
+        (pod({LABEL: "0.500"}), "kube-system", f"{LABEL} has no effect: cantle excludes namespace kube-system"),
+        (pod(annotations={"gpu-fraction": "0.5"}), "cantle-system", "gpu-fraction has no effect: cantle excludes namespace cantle-system"),
+        (with_spec(pod(INJECTED), schedulerName="volcano"), "default", "scheduler volcano must support claims on devices"),
+        (with_container(pod(INJECTED), envFrom=config), "default", "the injector does not check the variables of envFrom"),
         (with_container(pod(limits={"nvidia.com/mig-1g.10gb": 1}), securityContext={"privileged": True}), "default", "a privileged container sees all GPUs"),
         (deployment({LABEL: "0.500"}, {}), "default", f"{LABEL} has no effect here: write it under spec.template.metadata"),
         (deployment({}, {"gpu-memory": "4096"}), "default", "gpu-memory has no effect here"),
@@ -109,12 +109,12 @@ def test_what_has_no_effect_is_said(plane, policies):
 
 def test_several_instances_for_one_container_are_refused(plane, policies):
     refused = is_refused_instances(plane)
-    assert "container main asks for several MIG instances, and a program can use one" in refused, refused
+    assert "container main requests several MIG instances, but a program can use only one" in refused, refused
     assert is_refused_instances(plane, 1) is None
 
 
 def test_nobody_else_makes_templates_under_cantles_names(plane, policies):
     for name in ["cantle-fraction-1250", "cantle-memory-4096-x2", "cantle-whole-1", "cantle-mig-1g.10gb"]:
         refused = is_refused(plane, name)
-        assert f"the name {name} is kept for claim templates of the injector" in refused, refused
+        assert f"the name {name} is reserved for claim templates of the injector" in refused, refused
     assert is_refused(plane, "cantle-of-mine") is None

@@ -46,6 +46,21 @@ def first_pod(page, shell):
     assert "20480MiB" in shell.run(page.next("kubectl apply -f half.yaml")), "half of 40 GiB"
 
 
+def compute(page, shell):
+    """The pod with annotations, and one with the claim that users write: each sees its part of the memory."""
+    shell.write("weighted.yaml", page.next("apiVersion: v1\nkind: Pod"))
+    shell.run("kubectl apply -f weighted.yaml")
+    shell.write("template.yaml", page.next("apiVersion: resource.k8s.io/v1"))
+    shell.run("kubectl apply -f template.yaml")
+    container = {"name": "own", "image": NVIDIA, "command": ["nvidia-smi"], "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "weighted"}], "containers": [container]}
+    for name in ["weighted", "own"]:
+        if name == "own":
+            shell.run(f"kubectl run own --image={NVIDIA} --restart=Never --overrides='{json.dumps({'spec': spec})}'")
+        shell.run(f"kubectl wait pod/{name} --for=jsonpath='{{.status.phase}}'=Succeeded --timeout=5m")
+        assert "10240MiB" in shell.run(f"kubectl logs {name}")
+
+
 def look(page, shell, kubeconfig):
     text = page.next("cantle gpus --kubeconfig")
     said = shell.run(text.replace("NAMESPACE/POD", "default/half"), FILE=kubeconfig)
@@ -58,9 +73,11 @@ def quota(api, page, shell):
     shell.write("quota.yaml", page.next("apiVersion: v1\nkind: ResourceQuota"))
     shell.run("kubectl apply -f quota.yaml")
     shell.run("kubectl run counted --image=localhost/cantle-test:1 --labels=clearml-injector/fraction=0.125 --restart=Never -- sleep 600")
-    counted = lambda: api.get("/api/v1/namespaces/default/resourcequotas/slices").get("status", {}).get("used", {})
-    name = "shared.gpu.cantle.dev.deviceclass.resource.k8s.io/devices"
-    wait_until(lambda: counted().get(name) == "1", 60, lambda: json.dumps(counted()))
+    # The form of the event; test_gpu_quota.py has the event itself.
+    page.next("needs 0.5 GPU; namespace team has 2.25 of the 2.5")
+    listed = lambda: json.loads(shell.run("cantle projects --kubeconfig \"$KUBECONFIG\" -o json"))["items"]
+    counted = lambda: [each for each in listed() if each["namespace"] == "default" and (each["quota_gpus"], each["given_milli"]) == ("2.5", 125)]
+    wait_until(counted, 60, lambda: json.dumps(listed()))
 
 
 def queues(page, shell, server):
@@ -80,8 +97,18 @@ def queues(page, shell, server):
         task = server.submit(queue, *command, container={"image": "localhost/cantle-test:1"})
         assert server.wait(task, seconds=180) == "completed", server.message(task) + server.log_of(task)
         assert f"{mib} MiB" in server.log_of(task), server.log_of(task)
-    # A part of a queue's values, and what a task's message looks like.
+    # An authority, and a controller without keys: test_kubernetes_tokens.py has both.
+    page.next("queueController:\n  url: https://gpu1:8008")
+    page.next("cantle users add queues --role agent")
+    # A part of a queue's values.
     page.next("mig3g:")
+    shell.write("weighted.yaml", page.next("agentk8sglue:\n  queues:\n    weighted"))
+    shell.run("helm upgrade cantle charts/cantle --namespace cantle-system --reuse-values --wait -f weighted.yaml")
+    command = ["sh", "-c", "nvidia-smi --query-gpu=memory.total --format=csv,noheader"]
+    task = server.submit("weighted", *command, container={"image": "localhost/cantle-test:1"})
+    assert server.wait(task, seconds=180) == "completed", server.message(task) + server.log_of(task)
+    assert f"{HALF_MIB // 2} MiB" in server.log_of(task), server.log_of(task)
+    # What a task's message looks like.
     page.next("waiting: needs 0.5 GPU")
     page.end()
 
@@ -96,25 +123,30 @@ def let_go(page, shell):
 def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
     api = fresh.api
     page, shell = Page("kubernetes.md"), Shell(fresh, programs, tmp_path)
-    server = Server(tmp_path, host="10.96.0.1")
+    server = Server(tmp_path)
     try:
         first_pod(page, shell)
+        compute(page, shell)
         look(page, shell, fresh.kubeconfig())
         # As the injector leaves one that it dies over.
         plain = injector.pod(name="held")
         plain["spec"]["schedulingGates"] = [{"name": "cantle.dev/packing"}]
         api.create("/api/v1/namespaces/default/pods", plain)
         quota(api, page, shell)
-        # What Kueue counts; Kueue itself is not here.
+        # The count of Kueue; test_kueue.py has Kueue itself.
+        page.next("apiVersion: batch/v1\nkind: Job")
+        page.next("deviceClassMappings:")
         shell.write("template.yaml", page.next("apiVersion: resource.k8s.io/v1"))
         shell.run("kubectl apply -f template.yaml")
+        # The form of an event; test_preemption.py has the events themselves.
+        page.next("needs 0.5 GPU, free 0.25 of")
         queues(Page("kubernetes-queues.md"), shell, server)
         let_go(page, shell)
         page.end()
     finally:
         # As the section on removal says: first the pods, then the release.
         server_end(api, server)
-        shell.run("kubectl delete --ignore-not-found resourceclaimtemplate/gpu-10g quota/slices pod/half pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
+        shell.run("kubectl delete --ignore-not-found resourceclaimtemplate/gpu-10g resourceclaimtemplate/weighted quota/gpus pod/half pod/weighted pod/own pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
         shell.run("kubectl delete --ignore-not-found clusterrole/cantle-view clusterrolebinding/cantle-view; kubectl label nodes worker nvidia.com/gpu.present-")
     left = lambda: [each["metadata"]["name"] for each in api.items(f"{RESOURCE}/resourceclaimtemplates")]
     wait_until(lambda: not left(), 60, left)

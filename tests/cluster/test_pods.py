@@ -49,14 +49,14 @@ class Pods:
         wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 90, lambda: self.get(name)["status"])
 
     def device(self, name):
-        """What the scheduler gave."""
+        """The scheduler's allocation."""
         claim = self.get(name)["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
         claim = self.api.get(f"{self.path.replace('/api/v1', RESOURCE).removesuffix('pods')}resourceclaims/{claim}")
         (result,) = claim["status"]["allocation"]["devices"]["results"]
         return result["device"]
 
     def health(self, name):
-        """What the kubelet says of the pod's device."""
+        """The kubelet's status of the pod's device."""
         (container,) = self.get(name)["status"]["containerStatuses"]
         told = [each for of in container.get("allocatedResourcesStatus", []) for each in of["resources"]]
         return told[0]["health"] if told else None
@@ -79,6 +79,7 @@ def used(driver, gpu=0):
     return driver.truth()[gpu]["used_bytes"]
 
 
+@pytest.mark.dra("A pod waits for room, and starts when it is free")
 def test_shares_hold_and_a_waiting_one_starts(pods, start):
     driver = start("1xH100-80GB:mig")
     pods.create("half", "half")
@@ -116,6 +117,7 @@ def test_a_pod_gets_the_partition_it_asks_for(pods, start):
     assert not driver.truth()[0]["mig"]
 
 
+@pytest.mark.dra("The node driver is killed while it makes an instance")
 def test_a_killed_driver_leaks_nothing(pods, start):
     driver = start("1xH100-80GB:mig")
     # Between the GPU instance and its compute instance, when the lease does not name it yet.
@@ -132,6 +134,7 @@ def test_a_killed_driver_leaks_nothing(pods, start):
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
+@pytest.mark.dra("A GPU is lost")
 def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
     driver = start("2xA100-80GB")
     pods.create("half", "half", command=("sleep", "600"))
@@ -148,6 +151,7 @@ def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
     assert pods.get("half")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
+@pytest.mark.dra("MIG mode by the label of the node")
 def test_the_nodes_label_is_heeded_while_pods_run(pods, start, label):
     driver = start("2xH100-80GB")
     serving = lambda: {name[:5] for name in driver.devices() if "-mig-" in name}
@@ -166,6 +170,7 @@ def test_the_nodes_label_is_heeded_while_pods_run(pods, start, label):
     wait_until(lambda: serving() == {"gpu-0", "gpu-1"}, 60, driver.log)
 
 
+@pytest.mark.dra("The API server does not answer")
 def test_without_the_api_server_nothing_is_lost(pods, start, plane):
     driver = start("1xH100-80GB:mig")
     pods.create("half", "half")
@@ -185,6 +190,7 @@ def test_without_the_api_server_nothing_is_lost(pods, start, plane):
     assert len(driver.leases()) == 2 and driver.slices() == before[2]
 
 
+@pytest.mark.dra("The kubelet restarts")
 def test_a_kubelet_that_restarts_loses_nothing(pods, start, worker):
     driver = start("1xH100-80GB:mig")
     pods.create("half", "half")
@@ -210,7 +216,7 @@ def test_the_next_driver_takes_over(pods, start):
     nodes = {node["path"] for node in device["containerEdits"]["deviceNodes"]}
     assert nodes == {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
     files = {mount["hostPath"] for mount in device["containerEdits"]["mounts"]}
-    real = {f"/usr/lib/{os.uname().machine}-linux-gnu/{name}.so.550.163.01" for name in ["libcuda", "libnvidia-ml"]}
+    real = {f"/usr/lib/{os.uname().machine}-linux-gnu/{name}.so.{driver.machine.driver()}" for name in ["libcuda", "libnvidia-ml"]}
     assert real < files, "the installed driver's own"
     driver.stop()
     driver.start()

@@ -25,6 +25,7 @@ FRACTIONS = {
 }
 
 
+@pytest.mark.dra("Tasks of queues get their share")
 def test_the_documented_queues(make_queues, server, injector, start):
     driver = start("1xH100-80GB")
     queues = make_queues(FRACTIONS)
@@ -63,16 +64,15 @@ def test_a_queue_of_mig_instances(make_queues, server, start):
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
-def test_never_more_than_max_pods_while_replicas_are_killed(make_queues_as_pods, pods_server):
-    """The chart's controller as pods, of which one dies every other second."""
-    server = pods_server
+def test_never_more_than_max_pods_while_replicas_are_killed(make_queues, server):
+    """One of the controller's pods dies every other second, and once all die while two tasks run."""
     glue = {"queues": {"two": {"queueSettings": {"maxPods": 2}}}}
-    queues = make_queues_as_pods(glue, replicas=REPLICAS)
-    with Witness(queues, seed=9, every_s=2) as witness:
+    queues = make_queues(glue, replicas=REPLICAS)
+    with Witness(queues, seed=9, every_s=2, all_at=2) as witness:
         tasks = [server.submit("two", "sh", "-c", "echo it ran; sleep 1") for _ in range(8)]
         ends = [server.wait(task, "completed", "failed", seconds=180) for task in tasks]
     assert ends == ["completed"] * 8, queues.log()
-    assert witness.most == 2 and witness.kills > 2
+    assert witness.most == 2 and witness.kills > 2 and witness.all_killed
     assert {task: len(uids) for task, uids in witness.uids.items()} == dict.fromkeys(tasks, 1), "each in one pod"
     assert [server.log_of(task).count("it ran") for task in tasks] == [1] * 8
 
@@ -91,7 +91,7 @@ def test_states_follow_pods(make_queues, server):
     good = server.submit("plain", "sh", "-c", "echo first; echo last")
     bad = server.submit("plain", "sh", "-c", "echo oh; exit 3")
     image = server.submit("plain", "true", container={"image": "localhost/none:1"})
-    # Nobody listens there; in the tests a pod may fail to get its image for five seconds.
+    # No registry listens there; in the tests a pod may fail to get its image for five seconds.
     pulls = server.submit("pulls", "true", container={"image": "127.0.0.1:9/none:1"})
     oom = server.submit("tight", "python3", "-c", eat)
     file = server.submit("files", "sh", "/mnt/own/it.sh")
@@ -153,14 +153,15 @@ def drain(plane, worker, pod):
 
 
 def test_the_task_of_a_lost_node_runs_again_when_nobody_runs_it(make_queues, server, plane, worker):
-    queues = make_queues({"queue": "q"})
+    # The controller is on that node too, and runs on while its kubelet is away, as one on another node would.
+    queues = make_queues({"queue": "q"}, tolerations=[{"operator": "Exists"}])
     task = server.submit("q", "sh", "-c", "echo begun; sleep 600")
     wait_until(lambda: "begun" in server.log_of(task), 90, queues.log)
     wait_until(lambda: server.message(task) == "running on node worker", 30, lambda: server.message(task))
     first = queues.pod_of(task)["metadata"]["uid"]
     node = f"/api/v1/nodes/{worker.name}"
     worker.kubelet.kill()
-    # What the node controller does when it has heard nothing for a while; in these tests it waits for ever.
+    # The action of the node controller after a silence; in these tests it waits forever.
     ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
     lost = [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]
     gone = [*lost, {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]

@@ -13,7 +13,7 @@ HALF = {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.
 WHOLE = {"labels": {"clearml-injector/fraction": "1"}}
 INSTANCE = {"resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}
 GLUE = {"queues": {"half": {"templateOverrides": HALF}, "whole": {"templateOverrides": WHOLE}, "mig": {"templateOverrides": INSTANCE}}}
-# A program that has half a second's work to do when it is told to stop.
+# A program that has half a second's work to do after SIGTERM.
 TIDY = "trap 'sleep 0.5; echo tidied; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
 
 
@@ -64,6 +64,7 @@ def stop(server, queues, tasks):
     wait_until(lambda: not ours(), 60, queues.log)
 
 
+@pytest.mark.dra("Quotas of projects lend and take back")
 def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     driver = start("2xH100-80GB")
     queues = make_queues(GLUE)
@@ -116,8 +117,7 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     owner = projects.submit("b", "half", "sleep", "600")
     reclaimed = lambda: [event for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
     wait_until(reclaimed, 60, queues.log)
-    queues.replicas[0].kill()
-    queues.replicas[0].start()
+    queues.kill(queues.ready()[:1])
     wait_running(server, [owner], queues)
     print("\nreclaimed through the end of the controller")
     assert len(reclaimed()) == 1
@@ -131,7 +131,7 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     waits = [task for task in lent if server.status(task) == "queued"]
     told = lambda: "\n".join(server.message(task) for task in waits)
     wait_until(lambda: "its limit is 0.5 GPU" in told(), 60, told)
-    # What the kubelet still ends is their former pod.
+    # The kubelet still ends their former pod.
     made = [new for task in waits if (new := queues.pod_of(task)) and "deletionTimestamp" not in new["metadata"]]
     assert not made
     stop(server, queues, lent)

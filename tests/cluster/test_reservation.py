@@ -1,4 +1,4 @@
-"""Slices beside NVIDIA's device plugin: whoever asks it for a GPU gets none that has slices, and cantle none that it has given."""
+"""Slices next to NVIDIA's device plugin: it allocates no GPU that has slices, and cantle uses no GPU that it has allocated."""
 
 import signal
 
@@ -83,7 +83,7 @@ class Foreign(Pods):
         self.api.create(self.path, pod(name, SLEEP, limits={"nvidia.com/gpu": "1"}))
 
     def take(self, name, node):
-        """A GPU, or a replica of one. The node says who has its GPUs every two seconds; whoever asks before is let wait."""
+        """A GPU, or a replica of one. The node reports the holders of its GPUs every two seconds; a pod that asks before waits."""
         self.ask(name)
         self.wait_running(name)
         wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
@@ -101,6 +101,7 @@ def foreign(pods):
     return Foreign(pods.api, pods.path.split("/")[-2])
 
 
+@pytest.mark.classic("NVIDIA's device plugin assigns other GPUs of the node")
 def test_fifty_pods_at_once_have_one_reservation_for_each_gpu(pods, foreign, reservations, on_worker):
     node = on_worker("4xA100-40GB")
     names = [f"p{at}" for at in range(50)]
@@ -133,7 +134,7 @@ def test_a_gpu_is_either_cantles_or_another_pods(pods, foreign, reservations, on
     half = pods.said("half")
     assert (half["total"], half["code"]) == (20 << 10, OUT_OF_MEMORY)
 
-    # Nobody evicts the reservation; if it is deleted all the same, it comes back.
+    # The reservation is never evicted; if it is deleted, it comes back.
     reservations.wait_running_on(1)
     (before,) = reservations.list()
     name = before["metadata"]["name"]
@@ -159,7 +160,7 @@ def test_a_gpu_is_either_cantles_or_another_pods(pods, foreign, reservations, on
 
 def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, reservations, on_worker):
     node = on_worker("1xA100-40GB")
-    # While the cluster's own scheduler stands still, the reservation waits.
+    # While the cluster's own scheduler is stopped, the reservation waits.
     (scheduler,) = [each for each in plane.others if each.name == "kube-scheduler"]
     scheduler.child.send_signal(signal.SIGSTOP)
     try:
@@ -177,6 +178,7 @@ def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, r
     reservations.wait_none(node)
 
 
+@pytest.mark.classic("Tasks of queues get their share", "Quotas of projects lend and take back")
 def test_quotas_lend_and_take_back_what_is_reserved(on_worker, make_queues, server, foreign, reservations):
     node = on_worker("3xA100-80GB")
     foreign.take("other", node)

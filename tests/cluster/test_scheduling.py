@@ -1,4 +1,4 @@
-"""What the cluster's own scheduler does with the devices of a node: no kubelet needed."""
+"""Decisions of the cluster's own scheduler on the devices of a node, without a kubelet."""
 
 import json
 
@@ -27,7 +27,7 @@ class Pods:
         return bool(self.api.get(f"{self.path}/{name}")["spec"].get("nodeName"))
 
     def why(self, name):
-        """What the scheduler says about a pod that waits."""
+        """The scheduler's message about a waiting pod."""
         conditions = self.api.get(f"{self.path}/{name}")["status"].get("conditions", [])
         said = [each for each in conditions if each["type"] == "PodScheduled" and each["status"] == "False"]
         return said[0]["message"] if said else None
@@ -50,7 +50,7 @@ def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     assert {"gpu-0-shared", "gpu-0-mig-1g-10gb-6", "gpu-1-shared"} <= set(devices)
     assert "gpu-2-shared" not in devices
     assert "gpu-2-mig-7g-80gb-0" in devices
-    # What is one device needs nothing to keep it apart from others.
+    # A GPU that is one device needs no counters.
     assert [name for name, device in devices.items() if "consumesCounters" not in device] == ["gpu-1-shared"]
     assert devices["gpu-1-shared"]["capacity"]["memory"]["value"] == "40Gi"
     assert devices["gpu-1-shared"]["capacity"]["memory"]["requestPolicy"]["validRange"]["step"] == "2Mi"
@@ -75,7 +75,7 @@ def test_the_nodes_label_puts_its_gpus_into_mig_mode(plane, hand_made, make_driv
     plane.api.merge(f"/api/v1/nodes/{hand_made}", {"metadata": {"labels": {"cdmo.clear.ml/gpu-partitioning": "mig"}}})
     driver.start()
     wait_until(lambda: instances(driver), 60, driver.log)
-    # The H100 serves shares too, as before; the A100 would need a reset, and the log says so.
+    # The H100 serves shares too, as before; the A100 would need a reset, and the log reports it.
     assert {name[:5] for name in instances(driver)} == {"gpu-1"}
     assert {"gpu-0-shared", "gpu-1-shared"} <= set(driver.devices())
     assert "nvidia-smi -i 0 -mig 1" in driver.log()
@@ -149,7 +149,7 @@ def test_partitions_leave_room_for_the_large_ones(plane, hand_made, make_driver,
 
 
 def test_whole_gpus_by_number(plane, hand_made, make_driver, namespace, templates):
-    """As with the chart's value `deviceClasses.gpuResource`, under a name that nobody else has."""
+    """As with the chart's value `deviceClasses.gpuResource`, under a unique name."""
     make_driver(hand_made, "2xA100-80GB")
     classes = f"{RESOURCE}/deviceclasses"
     spec = plane.api.get(f"{classes}/whole.gpu.cantle.dev")["spec"]

@@ -1,10 +1,13 @@
 """Two nodes with kubelets, containerds and drivers of their own."""
 
+import pytest
+
 from test_pods import OUT_OF_MEMORY, Pods, used
 
 
+@pytest.mark.dra("Two nodes with different GPUs")
 def test_each_node_gives_what_it_has(plane, second_worker, start, namespace, templates):
-    """Two pods want a GPU each; then their places are shared, and nobody of one node counts on the other."""
+    """Two pods request a GPU each; then their GPUs are shared, and pods of one node do not count on the other."""
     nodes = {"worker": start("1xH100-80GB"), "second": start("1xH100-80GB", on=second_worker)}
     pods = Pods(plane.api, namespace)
     place = lambda name: pods.get(name)["spec"]["nodeName"]

@@ -15,7 +15,7 @@ from worker_machine import WorkerMachine
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBELET_DIR = pathlib.Path("/var/lib/kubelet")
 CDI_DIR = pathlib.Path("/run/cdi")
-# With cgroups of version 1 there is one folder for each controller.
+# With cgroups of version 1 there is one directory for each controller.
 CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
 if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
     CGROUPS = [pathlib.Path("/sys/fs/cgroup")]
@@ -73,7 +73,7 @@ class Worker:
         plugin = {"type": "pods", "addresses": str(self.plane.folder / "pod-addresses")}
         pods = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
         (self.containerd_dir / "cni/pods.conflist").write_text(json.dumps(pods))
-        # It looks for its shim beside itself.
+        # It looks for its shim in its own directory.
         env = {"PATH": f"{self.programs}:{os.environ['PATH']}", "HOME": str(self.folder)}
         return Program("containerd", self.folder, self.machine.command(self.programs / "containerd", "--config", config), env)
 
@@ -98,7 +98,7 @@ class Worker:
             "tlsPrivateKeyFile": str(certificates.key(leaf)),
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "cgroupDriver": "cgroupfs",
-            # A kubelet ends whatever it does not know below its root; another cluster may be running here.
+            # A kubelet ends all unknown pods below its root; another cluster may be running here.
             "cgroupRoot": f"/{self.cgroup}",
             "cgroupsPerQOS": True,
             "enforceNodeAllocatable": ["pods"],
@@ -106,6 +106,8 @@ class Worker:
             "failCgroupV1": False,
             "failSwapOn": False,
             "localStorageCapacityIsolation": False,
+            # An image that a kubelet has removed because the machine's disk is full does not come back.
+            "imageGCHighThresholdPercent": 100,
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
             # A pod whose claim could not be prepared is looked at again as rarely as one that runs: once a minute by default.
             "syncFrequency": "5s",
@@ -129,7 +131,7 @@ class Worker:
         assert all(image in there for image in IMAGES.values()), there + self.containerd.log()[-2000:]
         self.kubelet.start()
         wait_until(self.is_ready, 120, lambda: "kubelet not ready:\n" + self.kubelet.log()[-3000:])
-        # It leaves a loopback address out; without one nobody can ask it for logs.
+        # It omits a loopback address; without an address it cannot be asked for logs.
         addresses = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": self.name}]
         self.plane.api.merge(f"/api/v1/nodes/{self.name}/status", {"status": {"addresses": addresses}})
         return self

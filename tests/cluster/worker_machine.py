@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from machine import CANTLE, STATE, Machine, Witness, driver_files  # noqa: E402
 
-# /run as distributions mount it; the folders are there since run.sh.
+# /run as distributions mount it; run.sh made the directories.
 FRESH = """
 set -e
 mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs /run
@@ -43,11 +43,12 @@ class WorkerMachine(Machine):
             raise RuntimeError(f"no machine: {command} ended with {holder.wait()}")
         return holder
 
-    def insert(self, gpus, layout="debian"):
+    def insert(self, gpus, layout="debian", driver=None):
         """Other GPUs than before, and nothing that cantle wrote down about those. No pod runs."""
         self.remove_gpus()
         hold = ["sh", "-c", "echo ready; exec sleep infinity"]
-        self.gpus = self.hold(self.command(CANTLE, "sim", "machine", "--layout", layout, "--gpus", gpus, "--", *hold))
+        version = ["--driver", driver] if driver else []
+        self.gpus = self.hold(self.command(CANTLE, "sim", "machine", "--layout", layout, "--gpus", gpus, *version, "--", *hold))
         graft = [sys.executable, GRAFT, str(self.gpus.pid), str(self.holder.pid)]
         self.grafted = subprocess.run(graft, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout.split()
         self._witness = Witness(self.root)
@@ -57,7 +58,13 @@ class WorkerMachine(Machine):
             self.leave()
             self._witness = None
         if self.grafted:
-            subprocess.run(self.command("umount", "--lazy", *self.grafted), check=True, timeout=60)
+            # A program that replaces a file of this machine, as ldconfig does with /etc/ld.so.cache, removes what is mounted
+            # over it.
+            lines = pathlib.Path(f"/proc/{self.holder.pid}/mountinfo").read_text().splitlines()
+            mounted = {line.split()[4] for line in lines}
+            still = [place for place in self.grafted if place in mounted]
+            if still:
+                subprocess.run(self.command("umount", "--lazy", *still), check=True, timeout=60)
             self.grafted = []
         if self.gpus is not None:
             end(self.gpus)

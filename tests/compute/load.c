@@ -4,7 +4,8 @@
 //       burst (NUMBER launches every 50 ms: how long the first one takes more than its kernel), threads (NUMBER threads, each async),
 //       rank (until NUMBER iterations of a collective operation are done: a kernel, then one that waits for that of the other rank, on any GPU;
 //       it begins when FILE exists),
-//       persistent (one kernel), cost (kernels that take no time: nanoseconds per launch), change (streams and events come and go).
+//       persistent (one kernel), cost (kernels that take no time: nanoseconds per launch), change (streams and events come and go),
+//       extended (async by cuLaunchKernelEx, as Triton and thread block clusters are launched).
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -32,6 +33,14 @@ int cuEventCreate(Handle *, unsigned);
 int cuEventRecord(Handle, Handle);
 int cuEventSynchronize(Handle);
 int cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, Handle *, Handle *);
+
+
+typedef struct {
+    unsigned grid[3], block[3], shared;
+    Handle stream, attributes;
+    unsigned attribute_count;
+} Configuration;
+int cuLaunchKernelEx(const Configuration *, Handle, Handle *, Handle *);
 
 static Handle context, module;
 static double until;
@@ -133,6 +142,10 @@ int main(int argc, char **argv) {
     long count = 0;
     if (!strcmp(mode, "async")) {
         count = asynchronous(function, number);
+    } else if (!strcmp(mode, "extended")) {
+        Configuration how = {{1, 1, 1}, {1, 1, 1}, 0, stream(), NULL, 0};
+        ok(cuLaunchKernelEx(NULL, function, NULL, NULL) != 1, "a launch without a configuration is refused by the driver");
+        for (; now() < until; count++) OK(cuLaunchKernelEx(&how, function, NULL, NULL));
     } else if (!strcmp(mode, "sync") || !strcmp(mode, "event")) {
         Handle on = stream(), event;
         OK(cuEventCreate(&event, 0));

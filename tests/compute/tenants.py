@@ -79,14 +79,14 @@ class Box:
         self.machine = machines.Machine(gpus)
         self.command, self.load, self.tenants = self.machine.command, load, []
 
-    def tenant(self, gpu, mode, us, seconds=60, number=1, compute="fair", copies=1, more=(), words=(), repeat=1, forever=False):
+    def tenant(self, gpu, mode, us, seconds=60, number=1, compute="fair", copies=1, more=(), words=(), repeat=1, forever=None):
         options = ["--gpu", gpu, "--compute", compute, *more] if gpu else None
         command = [self.load, mode, us, seconds, number, *words]
         if repeat > 1:
             command = [f"for each in $(seq {repeat}); do", *command, "|| exit 1; done"]
         if forever:
-            # Whoever is killed comes back at once.
-            command = ["while :; do", *command, "; done"]
+            # From the moment in which this file exists. A tenant that is killed comes back at once.
+            command = [f"echo ready; until [ -e {forever} ]; do sleep 0.5; done; while :; do", *command, "; done"]
         self.tenants.append(Tenant(self, options, command, copies))
         return self.tenants[-1]
 

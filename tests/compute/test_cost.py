@@ -1,4 +1,4 @@
-"""What the gate costs per launch, beside the same program outside of any slice and without a gate, in the same run."""
+"""What the gate costs per launch, compared with the same program outside of any slice and without a gate, in the same run."""
 
 import json
 import subprocess

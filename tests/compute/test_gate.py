@@ -1,4 +1,4 @@
-"""What is refused, what is shown, and what remains when the arbiter dies."""
+"""Refusals, reports, and the behavior after the death of the arbiter."""
 
 import json
 import os
@@ -14,6 +14,8 @@ from tenants import CANTLE
     [
         (["--compute", "fast"], '"fast" is not a compute mode; write even, fair or strict'),
         (["--compute", "fair", "--compute-request", "0"], "--compute-request 0 is not a part of one GPU"),
+        (["--compute", "fair", "--compute-request", "1.5"], "--compute-request 1.5 is not a part of one GPU"),
+        (["--compute", "fair", "--compute-limit", "0"], "--compute-limit 0 is not a part of one GPU"),
         (["--compute", "fair", "--compute-limit", "1.5"], "--compute-limit 1.5 is not a part of one GPU"),
         (["--compute", "fair", "--compute-limit", "0.3"], "the compute limit 0.3 is below the compute request 0.5"),
         (["--compute", "strict", "--compute-limit", "0.7"], "means that the limit is the request (0.5), not 0.7"),
@@ -69,7 +71,7 @@ def test_a_request_above_the_fraction_counts(box):
 
 
 def test_even_mounts_no_gate(box):
-    """What is not asked for costs nothing: launches are not hooked."""
+    """Without a request there is no cost: launches are not hooked."""
     for compute, expected in [("even", {"limits", "usage"}), ("fair", {"limits", "usage", "grant", "launches"})]:
         command = box.command(CANTLE, "run", "--gpu", "0.5", "--compute", compute, "--", "sh", "-c", "ls /run/cantle/slice")
         done = subprocess.run(command, capture_output=True, text=True)
@@ -90,7 +92,7 @@ def arbiter(box):
     lock = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in open("/proc/locks"):
         fields = line.split()
-        # Behind an arrow are those who wait.
+        # Behind an arrow are the waiting slices.
         if "->" not in fields and fields[5] == lock:
             return int(fields[4])
     raise AssertionError("nobody arbitrates")

@@ -32,7 +32,7 @@ mount -t cgroup2 cgroup2 "$tree" || { rmdir "$tree"; skip "it cannot be mounted"
 group=$tree/cantle-$$
 
 finish() {
-    # Whoever was killed while forking leaves nobody behind: the kernel kills the group as a whole.
+    # A process that was killed while forking leaves nobody behind: the kernel kills the group as a whole.
     echo 1 >"$group/cgroup.kill" || true
     # Groups within groups, the inner ones first; a dying process keeps its group for a moment.
     for _ in $(seq 100); do
@@ -62,7 +62,7 @@ inner='
     shift
     umount -R -l /sys/fs/cgroup
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
-    # Groups with limits hold no processes beside their groups.
+    # Groups with limits hold no processes next to their groups.
     mkdir /sys/fs/cgroup/command
     echo 0 >/sys/fs/cgroup/command/cgroup.procs
     controllers=$(cat /sys/fs/cgroup/cgroup.controllers)

@@ -13,15 +13,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-# By its path: both folders have a module of this name.
+# By its path: both directories have a module of this name.
 spec = importlib.util.spec_from_file_location("installation", ROOT / "tests/e2e/conftest.py")
 installation = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(installation)
-from machine import STATE, Here  # noqa: E402
+from machine import LIBRARIES, STATE, Here  # noqa: E402
 
 IMAGE = "cantle-test:base"
 NODE = pathlib.Path("/run/cantle/node")
-DRIVER = "/usr/lib/x86_64-linux-gnu"
+LAYOUT = os.environ.get("CANTLE_TEST_LAYOUT", "debian")
+DRIVER = LIBRARIES[LAYOUT]
+# The library directories of images.
+IN_IMAGE = LIBRARIES["debian"]
 LEASE = "cantle.dev/lease"
 
 
@@ -62,7 +65,7 @@ class Engine:
 
     @contextlib.contextmanager
     def hanging(self):
-        """It takes connections and answers nobody."""
+        """It accepts connections and never answers."""
         pid = int((self.folder / "docker.pid").read_text())
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -78,7 +81,7 @@ class Cantle(installation.Cantle):
 
     def __init__(self, home, gpus, engine):
         self.home, self.gpus, self.engine = home, gpus, engine
-        self.machine = Here()
+        self.machine = Here(LAYOUT)
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "DOCKER_HOST": f"unix://{engine.socket}"}
         self.background = []
 
@@ -116,12 +119,24 @@ class Cantle(installation.Cantle):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def driver(*gpus, folder=DRIVER, caps=()):
+def driver(*gpus, folder=IN_IMAGE, caps=()):
     """Options of `docker run` that do what NVIDIA's runtime does: the driver's libraries and the nodes of these GPUs."""
     nodes = [*(f"/dev/nvidia{gpu}" for gpu in gpus), "/dev/nvidiactl", "/dev/nvidia-uvm", *caps]
+    if LAYOUT == "wsl":
+        nodes = ["/dev/dxg"]
     names = ("libcuda.so.1", "libnvidia-ml.so.1")
     libraries = [word for name in names for word in ("-v", f"{DRIVER}/{name}:{folder}/{name}:ro")]
     return [*libraries, *(word for node in nodes for word in ("--device", str(node)))]
+
+
+def from_options(gpu):
+    """The options that plain `docker run` needs for this GPU: nothing where NVIDIA's runtime finds it. That which writes CDI specs itself finds the
+    libraries, but takes no nodes that are not character devices, and those of simulated GPUs are none."""
+    runtime = os.environ.get("CANTLE_TEST_RUNTIME")
+    if not runtime:
+        return driver(gpu)
+    options = driver(gpu)
+    return options[options.index("--device") :] if os.environ.get("CANTLE_TEST_NODES") else []
 
 
 @pytest.fixture(scope="session")

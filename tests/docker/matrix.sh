@@ -6,9 +6,13 @@
 #   moby-v2       the same on cgroup v2
 #   nvidia-legacy Debian's Docker with NVIDIA's container runtime as its default, in legacy mode
 #   nvidia-cdi    the same in CDI mode
+#   nvidia-jit-cdi the same in the default mode of its newer versions, which writes a CDI spec for each container
+#   userns-remap  Debian's Docker with --userns-remap: the root of containers is an ordinary user of the machine
 #   rootless      rootless Docker and rootless Podman of an ordinary user; the machine's cgroups
 #   rootless-v2   the same on cgroup v2
 #   rootless-moby rootless Docker 28
+#   on-rhel, on-driver-container, on-wsl, on-flatcar, on-cos, on-nixos
+#                 Debian's Docker on a machine whose driver's files are there
 #
 # A cell that can't be run here says why and counts as skipped. With $CANTLE_TEST_RECORD the results go into the table of
 # docs/containers.md.
@@ -38,9 +42,15 @@ inside() {
         nvidia-*)
             runtime=$(tests/docker/nvidia_runtime.sh "$dir/nvidia" "${1#nvidia-}")
             export CANTLE_TEST_RUNTIME="$runtime"
-            tests="$tests tests/docker/test_toolkit.py"
+            [ "$1" != nvidia-jit-cdi ] || export CANTLE_TEST_NODES=1
+            tests="$tests tests/docker/test_toolkit.py tests/docker/test_forward.py"
             ;;
         esac
+        if [ "$1" = userns-remap ]; then
+            # The ids of containers must reach the engine's data.
+            chmod 711 "$dir"
+            export CANTLE_TEST_REMAP=1
+        fi
         tests/docker/engine.sh start "$dir"
         export CANTLE_TEST_ENGINE="$dir"
         if [ "$1" = docker-v2 ] && has podman; then
@@ -57,7 +67,8 @@ inside() {
 cell() {
     echo "==> docker: $1"
     case $1 in
-    docker-v2 | moby | moby-v2 | nvidia-legacy | nvidia-cdi | rootless | rootless-v2 | rootless-moby) ;;
+    docker-v2 | moby | moby-v2 | nvidia-legacy | nvidia-cdi | nvidia-jit-cdi | userns-remap | rootless | rootless-v2 | rootless-moby) ;;
+    on-rhel | on-driver-container | on-wsl | on-flatcar | on-cos | on-nixos) export CANTLE_TEST_LAYOUT="${1#on-}" ;;
     *)
         echo "matrix.sh: there is no cell \"$1\"" >&2
         return 2
@@ -73,8 +84,10 @@ cell() {
         ;;
     esac
     case $1 in
+    nvidia-jit-cdi) tests/docker/toolkit.sh 1.20.1 >/dev/null || return $? ;;
     nvidia-*) tests/docker/toolkit.sh >/dev/null || return $? ;;
     esac
+    case $1 in on-*) ;; *) unset CANTLE_TEST_LAYOUT ;; esac
     path=$PATH cdi=
     case $1 in
     *moby*)
@@ -102,7 +115,8 @@ if [ "$(id -u)" != 0 ]; then
     echo "skipped: container engines of the tests' own need root"
     exit 77
 fi
-[ $# != 0 ] || set -- docker-v2 moby moby-v2 nvidia-legacy nvidia-cdi rootless rootless-v2 rootless-moby
+[ $# != 0 ] || set -- docker-v2 moby moby-v2 nvidia-legacy nvidia-cdi nvidia-jit-cdi userns-remap rootless rootless-v2 rootless-moby \
+    on-rhel on-driver-container on-wsl on-flatcar on-cos on-nixos
 tests/rootfs.sh >/dev/null
 tests/setup-venv.sh
 failed=

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints a folder with a Docker engine newer than Debian's: dockerd, docker-proxy, docker and dockerd-rootless.sh. Ahead in PATH it is
+# Prints a directory with a Docker engine newer than Debian's: dockerd, docker-proxy, docker and dockerd-rootless.sh. Ahead in PATH it is
 # what engine.sh starts. containerd and runc are the machine's (dockerd takes Debian's containerd 1.6 and runc 1.1).
 # Built with Go, once, into a cache; its source comes as Go modules. Exit 77 with a reason where that can't be.
 set -eu
@@ -55,7 +55,7 @@ mkdir -p "$work/out"
 (cd "$work/cli" && go build -trimpath -ldflags "-s -w -X github.com/docker/cli/cli/version.Version=$version" \
     -o "$work/out/" ./cmd/docker) >&2
 install "$work/docker/contrib/dockerd-rootless.sh" "$work/out/"
-# All of them or none: whoever comes after a half-filled cache would not notice.
+# All of them or none: a later run would not notice a half-filled cache.
 mkdir -p "$(dirname "$cache")"
 rm -rf "$cache" "$cache.part"
 mv "$work/out" "$cache.part"

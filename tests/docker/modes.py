@@ -26,17 +26,24 @@ CELLS = {
     "moby-v2": ("Docker 28.5", "runc", "CDI device", "v2, root"),
     "nvidia-legacy": ("Docker 20.10", "NVIDIA 1.17.8, legacy", "mounts", "v1, root"),
     "nvidia-cdi": ("Docker 20.10", "NVIDIA 1.17.8, cdi", "mounts", "v1, root"),
+    "nvidia-jit-cdi": ("Docker 20.10", "NVIDIA 1.20.1, jit-cdi", "mounts", "v1, root"),
+    "userns-remap": ("Docker 20.10 with `userns-remap`", "runc", "mounts", "v1, root"),
     "rootless": ("Docker 20.10, Podman 4.3", "runc", "mounts", "v1, rootless"),
     "rootless-v2": ("Docker 20.10, Podman 4.3", "runc", "mounts", "v2, rootless"),
     "rootless-moby": ("Docker 28.5", "runc", "mounts", "v1, rootless"),
+    "on-rhel": ("Docker 20.10; driver in `/usr/lib64`", "runc", "mounts", "v1, root"),
+    "on-driver-container": ("Docker 20.10; driver in `/run/nvidia/driver` (GPU Operator)", "runc", "mounts", "v1, root"),
+    "on-wsl": ("Docker 20.10; driver in `/usr/lib/wsl`, `/dev/dxg`", "runc", "mounts", "v1, root"),
+    "on-flatcar": ("Docker 20.10; driver in `/opt/nvidia/current` (Flatcar)", "runc", "mounts", "v1, root"),
+    "on-cos": ("Docker 20.10; driver in `/home/kubernetes/bin/nvidia` (Container-Optimized OS)", "runc", "mounts", "v1, root"),
+    "on-nixos": ("Docker 20.10; driver in `/run/opengl-driver` (NixOS)", "runc", "mounts", "v1, root"),
 }
-# What no cell tries, with what is known.
+# Modes that no cell tests, with the known facts.
 ELSEWHERE = [
-    ("containerd, through Kubernetes", "runc", "CDI device (DRA), device plugin (classic)", "v1, root", "suite `k8s`; images with their own libcuda are not covered, see below"),
-    ("CRI-O, through Kubernetes", "runc, crun", "CDI device", "", "not tried: no engine here"),
-    ("Docker with `userns-remap`", "runc", "mounts", "", "not tried"),
-    ("Docker", "NVIDIA 1.20, jit-cdi", "mounts", "v1, root", "tried by hand on 2026-11-22, with `NVIDIA_VISIBLE_DEVICES=all` in the image: limit held"),
-    ("any, SELinux enforcing", "", "", "", "not tried: see [SELinux](#selinux)"),
+    ("containerd, through Kubernetes", "runc", "CDI device (DRA), device plugin (classic)", "v1, root", "suite `k8s`, images with their own libcuda included"),
+    ("CRI-O, through Kubernetes", "runc, crun", "CDI device", "", "**not tried**: Debian 12 has no package of CRI-O, and its Go module cannot be downloaded on the test machine; see [below](#engines-that-were-not-tried)"),
+    ("Podman's own client, root", "runc", "CDI device with a hook", "v1", "suite `docker`, test of Rust `container_slice`"),
+    ("any, SELinux enforcing", "", "", "", "**not tried**: see [SELinux](#selinux)"),
 ]  # fmt: skip
 
 
@@ -49,7 +56,8 @@ def verdict(found):
         return "not run yet"
     if found["state"] == "skipped":
         return f"not run: {found['why']}"
-    tests = f"{found['passed']} tests" if found["passed"] else "tests"
+    count = found["passed"]
+    tests = "tests" if not count else "1 test" if count == 1 else f"{count} tests"
     return f"{tests} passed, {found['date']}" if found["state"] == "passed" else f"**failed**, {found['date']}"
 
 

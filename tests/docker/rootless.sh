@@ -14,7 +14,7 @@ dir=$2
 shift 2
 cache=${CANTLE_TEST_CACHE:-$(cd "$(dirname "$0")/../.." && pwd)/.cache/docker}
 name=cantle-test
-# Numbers of its own for every DIR, far from those that useradd gives: whoever has them was started here.
+# Numbers of its own for every DIR, far from those that useradd gives: the processes that have them were started here.
 id=$(cat "$dir/id" 2>/dev/null || echo $((58000 + $$ % 2000)))
 below=$((1900000000 + (id - 58000) * 65536))
 

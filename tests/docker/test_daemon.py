@@ -22,12 +22,12 @@ def hold(seconds):
 
 
 def held_until(file):
-    """Fills its slice, holds it until the file is there and says so."""
+    """Fills its slice, holds it until the file exists, and reports that."""
     return ["sh", "-c", f"{' '.join(hold(600))} & while [ ! -e {file} ]; do sleep 0.1; done; kill $!; echo let go"]
 
 
 def call(cantle, endpoint, **fields):
-    """What ClearML's SDK does: one request to the server; gives the answer's data."""
+    """Acts as ClearML's SDK: one request to the server; returns the answer's data."""
     (keys,) = cantle.json("credentials")
     basic = base64.b64encode(f"{keys['access_key']}:{keys['secret_key']}".encode()).decode()
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {basic}"}
@@ -132,7 +132,7 @@ def test_a_tasks_own_container(make_cantle, engine):
 
 
 def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
-    """ClearML's agent does so. This image has no Python packages, so that such a task fails; its container is told before."""
+    """ClearML's agent does so. This image has no Python packages, so that such a task fails; its container is recorded before."""
     cantle = make_cantle([0])
     cantle.up("--queue", "q=0.5", "--docker", IMAGE, "-e", "A=two words")
     script = {"entry_point": "train.py", "diff": "print(1)", "binary": "python3"}
@@ -148,7 +148,7 @@ def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
 
 
 def test_an_engine_that_hangs_holds_up_nobody_else(make_cantle, engine, tmp_path):
-    """The next task waits for the engine; the one on the other GPU goes on, and the agent looks after it."""
+    """The next task waits for the engine; the one on the other GPU continues, and the agent watches it."""
     cantle = make_cantle([0, 1])
     go = tmp_path / "go"
     go.mkdir()
@@ -199,7 +199,7 @@ def test_the_agent_dies_and_comes_back(make_cantle, engine):
     agent.kill()
     agent.wait()
 
-    # While nobody looks after it, whoever enters the container still gets nothing.
+    # While no agent watches it, a process that enters the container still gets nothing.
     (record,) = (json.loads(line) for line in engine.client("exec", container, *FILL, code=None).stdout.splitlines() or ["{}"])
     assert record.get("allocated_bytes", 0) == 0 and cantle.used() == [20 * GIB]
     cantle.up(*words, port=port)
@@ -228,7 +228,7 @@ def test_twenty_at_once(make_cantle, engine, tmp_path):
 
 
 def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine):
-    """Around the filter, at the driver itself: it lets in who has the instance's device nodes."""
+    """Around the filter, at the driver itself: it admits processes that have the instance's device nodes."""
     cantle = make_cantle([MIG])
     cantle.up("--queue", "q=task", "--docker", IMAGE)
     tasks = [cantle.submit("q", "sh", "-c", "echo up; sleep 600", flags=["--mig-profile", "1g.5gb"]) for _ in range(2)]
@@ -259,7 +259,7 @@ def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine
 
 
 def test_people_are_told_that_an_image_is_fetched(make_cantle, engine, tmp_path):
-    """An image that is not here comes from a registry; `run` says so on stderr, a task of the daemon in its log."""
+    """An image that is not here comes from a registry; `run` reports it on stderr, a task of the daemon in its log."""
     cantle = make_cantle([0])
     engine.client("save", "--output", tmp_path / "image.tar", IMAGE)
     with registry.serving(tmp_path / "image.tar") as image:

@@ -23,7 +23,7 @@ def build(engine, *words, code=0):
 
 @pytest.fixture(scope="module")
 def limited(engine):
-    """An image of 8 GiB on a base that is at hand here: CUDA's can't be had without a registry."""
+    """An image of 8 GiB on a local base: CUDA's is not available without a registry."""
     build(engine, "--base", IMAGE, "--limit", "8GiB", "--tag", LIMITED)
     yield LIMITED
     engine.client("rmi", "--force", LIMITED)
@@ -73,7 +73,7 @@ def test_a_container_gets_its_limit_and_no_more(machine, limited):
 
 
 def test_processes_share_it_and_containers_do_not(machine, limited, engine):
-    """The witness is the driver: no more than the limit, whatever the processes believe."""
+    """The witness is the driver: no more than the limit, independent of the processes' own view."""
     running = []
     for _ in range(2):
         words = machine.words(limited, *FILL, "600")
@@ -84,11 +84,11 @@ def test_processes_share_it_and_containers_do_not(machine, limited, engine):
         (used,) = machine.cantle.used()
         # The simulated contexts take less than they are charged with.
         assert 2 * 7680 * MIB < used <= 2 * 8 * GIB
-        # Whoever enters the container meets the same limit, and there is no room for another context.
+        # A process that enters the container meets the same limit, and there is no memory for another context.
         second = engine.client("exec", running[0], *FILL, code=None)
         assert second.returncode != 0 and second.stdout == ""
         assert machine.cantle.used() == [used]
-        # It starts anew, and so does its count.
+        # It starts again, and its count is zero again.
         engine.client("restart", "--time", "0", running[0])
         installation.wait_until(lambda: told()[0] == ["7680 2 8192"] * 2, 60, told)
         assert machine.cantle.used() == [used]
@@ -108,7 +108,7 @@ def test_who_builds_on_it_inherits_it(machine, limited, engine, tmp_path):
 
 @pytest.fixture
 def standin(engine, limited):
-    """What the examples' Dockerfiles fetch can't be had without a network: this has stand-ins for it."""
+    """The downloads of the examples' Dockerfiles are not available without a network: this has stand-ins for them."""
     engine.client("build", "--build-arg", f"BASE={limited}", "--tag", "cantle-test:standin", HERE / "standin")
     yield "cantle-test:standin"
     engine.client("rmi", "--force", "cantle-test:standin")
@@ -156,7 +156,7 @@ def test_the_inference_example(machine, engine, standin):
         engine.client("rmi", inference)
 
 
-# What a program that is not root may try; root could take the files away (docs/images.md).
+# The attacks of a program that is not root; root could remove the files (docs/images.md).
 ATTEMPTS = [
     "env -i python3 /tools/fill.py",
     "GPU_MEMORY_LIMIT=99999999999 CANTLE_SLICE_DIR=/tmp python3 /tools/fill.py",
@@ -171,7 +171,7 @@ ATTEMPTS = [
     "cp /etc/passwd /opt/cantle/slice/limits; truncate -s 0 /opt/cantle/slice/limits; python3 /tools/fill.py",
     "unshare -Urm sh -c 'mount -t tmpfs none /opt; python3 /tools/fill.py' || python3 /tools/fill.py",
     "setsid --wait sh -c 'setsid --wait python3 /tools/fill.py'",
-    # The last one: from here on nothing is given to anybody any more.
+    # The last one: from here on no program gets memory any more.
     "dd if=/dev/zero of=/opt/cantle/slice/usage bs=4096 count=1 conv=notrunc; python3 /tools/fill.py",
 ]
 

@@ -60,7 +60,7 @@ def test_tasks_in_podmans_containers(cantle, podman):
         taken, code, shown = map(int, cantle.said(task)[-1].split())
         assert (code, shown) == (2, 20480) and 19 * 1024 < taken < 20480
     assert cantle.used() == [20 * GIB]
-    # Whoever enters the container meets the same limit.
+    # A process that enters the container meets the same limit.
     entered = podman.client("exec", podman.container_of(stays), "env", "-i", *FILL, code=None)
     assert entered.returncode != 0 and cantle.used() == [20 * GIB]
 

@@ -4,7 +4,7 @@ nvidia_runtime.sh."""
 import os
 
 import pytest
-from conftest import HERE, IMAGE
+from conftest import HERE, IMAGE, from_options
 
 FILL = ["python3", "/tools/fill.py"]
 TOOLS = ["-v", f"{HERE}:/tools:ro"]
@@ -28,7 +28,7 @@ def cantle(make_cantle):
 
 def test_it_is_nvidias_runtime_that_gives_the_whole_gpu(engine, image):
     """The negative control: the driver comes from nowhere but the runtime."""
-    taken, code, shown = map(int, engine.client("run", "--rm", "--network", "none", *TOOLS, image, *FILL).stdout.split())
+    taken, code, shown = map(int, engine.client("run", "--rm", "--network", "none", *from_options(0), *TOOLS, image, *FILL).stdout.split())
     assert taken > 39 * 1024 and (code, shown) == (2, 40960)
 
 

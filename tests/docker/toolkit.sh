@@ -1,11 +1,18 @@
 #!/bin/sh
-# Prints a folder with NVIDIA's container runtime, its hook, nvidia-ctk and nvidia-cdi-hook, and a stand-in for nvidia-container-cli, which is
-# a C program that drives a real driver. Built with Go, once, into a cache; the source comes as Go modules. Exit 77 with a
-# reason where that can't be.
+# Prints a directory with NVIDIA's container runtime, its hook, nvidia-ctk and nvidia-cdi-hook: `toolkit.sh [VERSION]`. Not among them is
+# nvidia-container-cli, a C program that drives a real driver. Built with Go, once, into a cache; the source comes as Go modules. Exit 77
+# with a reason where that can't be.
 set -eu
-version=1.17.8
+version=${1:-1.17.8}
 module=github.com/NVIDIA/nvidia-container-toolkit
-sum=h1:ndE23TKvQBicsZT88mzZudygn6JNOe6+UsIgqk6gGvw=
+case $version in
+1.17.8) sum=h1:ndE23TKvQBicsZT88mzZudygn6JNOe6+UsIgqk6gGvw= ;;
+1.20.1) sum=h1:DsE0Pnu2XAl7IC00W2tmld7i/GerwnZGzRbmChj295Q= ;;
+*)
+    echo "toolkit.sh: what must $version be? Only 1.17.8 and 1.20.1 are known here" >&2
+    exit 2
+    ;;
+esac
 cache=${CANTLE_TEST_CACHE:-$(cd "$(dirname "$0")/../.." && pwd)/.cache/docker}/nvidia-container-toolkit-$version
 
 skip() {
@@ -39,7 +46,7 @@ rm -rf "$work/tree/vendor"
     tail -5 "$work/log" >&2
     skip "it could not be built"
 }
-# All of them or none: whoever comes after a half-filled cache would not notice.
+# All of them or none: a later run would not notice a half-filled cache.
 mkdir -p "$(dirname "$cache")"
 rm -rf "$cache" "$cache.part"
 mv "$work/out" "$cache.part"

@@ -1,4 +1,4 @@
-"""What the driver of the machine that this runs on holds of each GPU, as JSON."""
+"""The memory of each GPU according to the driver of this machine, as JSON."""
 
 import json
 import pathlib

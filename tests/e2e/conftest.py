@@ -25,7 +25,7 @@ FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"
 
 
 class Cantle:
-    """One installation: its own machine, its own server; a private folder for logs and as the user's home."""
+    """One installation: its own machine, its own server; a private directory for logs and as the user's home."""
 
     def __init__(self, home, gpus="3xA100-40GB", driver=None):
         self.home = home
@@ -34,7 +34,7 @@ class Cantle:
         self.background = []
 
     def program(self, *words, user=None, **options):
-        """Runs any program on this machine to its end, alone: no cantle stands between it and the GPUs."""
+        """Runs any program on this machine to its end, alone: no cantle is between it and the GPUs."""
         command = self.machine.command(*words, user=user)
         options = {"timeout": 60, "env": self.env} | options
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
@@ -85,11 +85,11 @@ class Cantle:
         return self.cli("logs", task).stdout
 
     def filled(self, task):
-        """What examples/fill_slice.py said in this task, one record per GPU."""
+        """The output of examples/fill_slice.py in this task, one record per GPU."""
         return [json.loads(line) for line in self.output(task).splitlines() if line.startswith("{")]
 
     def truth(self):
-        """What the driver itself holds of each GPU; nothing of cantle's is asked."""
+        """The driver's own record of each GPU, independent of cantle."""
         return self.machine.truth()
 
     def used(self):

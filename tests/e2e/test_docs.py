@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s#]*)(#[^)\s]*)?\)")
-# How a page of the site, which has nothing but `docs`, shows a file of the sources.
+# The link from a page of the site, which has only `docs`, to a source file.
 SOURCE = "https://github.com/cantle-dev/cantle/blob/main/"
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 
@@ -22,7 +22,7 @@ def prose(page):
 
 
 def anchors(page):
-    """What a heading can be reached by, as GitHub and mdBook make it."""
+    """The anchor of a heading, as GitHub and mdBook make it."""
     headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.M)
     headings = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

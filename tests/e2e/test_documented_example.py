@@ -46,7 +46,7 @@ def test_four_queues_on_three_gpus(cantle):
             assert record["free_bytes"] == 0
             assert 0 < limit - record["allocated_bytes"] < GIB, "what is missing is the context"
     assert cantle.used() == [40 * GIB, 40 * GIB, 30 * GIB]
-    # What cantle itself shows follows within a report.
+    # cantle's own view follows within one report.
     wait_until(lambda: all_used(cantle.json("gpus")), 5, lambda: cantle.json("gpus"))
 
     # When the two GPUs come free the waiting task starts on the first of them and ends well.

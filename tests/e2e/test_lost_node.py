@@ -1,5 +1,6 @@
-"""A node that is gone: its tasks are given to another node where the queue says so, and a node that comes back late runs and reports
-nothing of them. A node is lost as a machine is: all its processes stop at one instant, the agent's, the supervisors' and the tasks'."""
+"""A lost node: its tasks are given to another node if the queue's policy requires it, and a node that comes back late
+neither runs nor reports them. The node is lost like a machine: all its processes (agent, supervisors and tasks) stop at one
+instant."""
 
 import os
 import pathlib
@@ -71,7 +72,7 @@ def hub(make_cantle):
 
 @pytest.fixture
 def nodes(hub, make_cantle):
-    """Makes nodes of that server; what was stopped goes on before they are ended."""
+    """Creates nodes of that server; stopped processes continue before they are ended."""
     made = []
 
     def make(name):
@@ -85,7 +86,7 @@ def nodes(hub, make_cantle):
 
 
 def submit(hub, tmp_path, name):
-    """A task that says where it runs and goes on until the file `end` is there."""
+    """A task that prints its node and runs until the file `end` exists."""
     marker = f"lost-task-{name}-{os.getpid()}"
     script = f"""run=$(cat /proc/sys/kernel/random/uuid); echo $run >> {tmp_path}/runs
         until [ -e {tmp_path}/end ]; do echo tick >> {tmp_path}/$run; sleep 0.2; done; echo done # {marker}"""
@@ -146,7 +147,7 @@ def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub
     old = runs(tmp_path)[0]
     (event,) = [e["message"] for e in hub.json("events", "--task", task, "--limit", "1000") if e["kind"] == "requeue"]
     assert "back to the front of q: lost with node first, which was silent for" in event
-    # The machine goes on, as after a pause: the old run ends before anything of it is reported.
+    # The machine continues, as after a pause: the old run ends before anything of it is reported.
     before = ticks(tmp_path, old)
     first.signal(signal.SIGCONT)
     wait_end(tmp_path, old, 30)
@@ -174,7 +175,7 @@ def test_a_machine_that_lost_its_power_reports_nothing_of_the_past(hub, nodes, t
     first.signal(signal.SIGKILL)
     wait_until(lambda: "back to the front of q" in hub.cli("events", "--task", task).stdout, 60, lambda: hub.cli("why", task).stdout)
     assert "lost with node first" in hub.cli("why", task).stdout
-    # It comes back before anybody else has taken the task, and finds the files of the run that it lost.
+    # It comes back before another node has taken the task, and finds the files of the run that it lost.
     first.start()
     wait_until(lambda: len(runs(tmp_path)) == 2, 60, lambda: hub.cli("why", task).stdout)
     (tmp_path / "end").touch()
@@ -203,7 +204,7 @@ def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
 
 @in_soak
 def test_a_node_that_cannot_reach_the_server_ends_its_tasks_in_time(hub, nodes, tmp_path):
-    """The server is away for longer than the time: the node ends the task by itself, and says so when the server is back."""
+    """The server is unreachable for longer than the time: the node ends the task by itself, and reports that when the server is back."""
     first = nodes("first")
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
     task = submit(hub, tmp_path, "train")

@@ -1,4 +1,4 @@
-"""What the command line says about itself: the reference, the manual pages, and what a shell offers at Tab."""
+"""The self-description of the command line: the reference, the manual pages, and the completions of a shell."""
 
 import re
 
@@ -6,7 +6,7 @@ from conftest import CANTLE, ROOT
 
 
 def offered(cantle, *words):
-    """What bash is offered for the last of these words."""
+    """The completions in bash for the last of these words."""
     env = cantle.env | {"COMPLETE": "bash", "_CLAP_IFS": "\n", "_CLAP_COMPLETE_INDEX": str(len(words))}
     asked = cantle.program(CANTLE, "--", "cantle", *words, env=env, timeout=20, check=True)
     assert asked.stderr == ""

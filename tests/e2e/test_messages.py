@@ -1,6 +1,5 @@
-"""What cantle prints on bad input, message by message, so that a change of words is seen in review.
-
-messages.txt has the commands with what they print. After a wanted change: CANTLE_TEST_WRITE_MESSAGES=yes, then read the difference."""
+"""The messages of cantle for bad input, so that a change of words is visible in review. messages.txt has the commands with
+their output. After an intended change: CANTLE_TEST_WRITE_MESSAGES=yes, then read the difference."""
 
 import os
 import re
@@ -14,7 +13,7 @@ HEADER = """\
 # What cantle prints on bad input (tests/e2e/test_messages.py): the command, its stderr, its exit code. Nothing is printed to stdout.
 # Each line says what is wrong and what was given. The line, or a hint, says what would be right.
 """
-# How the part of the file begins, and what is started before it.
+# The beginning of the part of the file, and the programs that are started before it.
 PARTS = {"On a machine with three simulated GPUs, without a server": None, "With a server, and an agent on GPU 0 and 1": ["--queue", "dual_gpus=2", "half_gpu=0.5", "--gpus", "0-1", "--worker-name", "first"]}
 
 

@@ -40,7 +40,7 @@ def mig(make_cantle):
 
 
 def places(cantle, gpu=0):
-    """What the simulated driver has: (profile, start), in order of their starts."""
+    """The instances of the simulated driver: (profile, start), in order of their starts."""
     return [(found["profile"], found["start"]) for found in instances(cantle, gpu)]
 
 
@@ -49,7 +49,7 @@ def instances(cantle, gpu=0):
 
 
 def names_of_slices(cantle, gpu=0):
-    """Of the MIG devices that the server shows as given out."""
+    """Of the MIG devices that the server shows as allocated."""
     return {piece["mig"]["uuid"] for piece in cantle.json("gpus")[gpu]["slices"]}
 
 
@@ -62,7 +62,7 @@ def faults_to_come(cantle):
 
 
 def foreign(cantle, profile, start, size):
-    """Somebody else makes an instance, with NVIDIA's own binding."""
+    """Another program creates an instance, with NVIDIA's own binding."""
     script = f"""
         import ctypes, pynvml as n
         n.nvmlInit()
@@ -273,7 +273,7 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
     assert len(places(mig)) == 2
     up = mig.up("--queue", "default=task", "--metrics-listen", "127.0.0.1:0")
-    # What cantle itself had left goes, what others made does not.
+    # cantle's own leftovers are destroyed, the instances of others are not.
     wait_until(lambda: places(mig) == [("1g.5gb", 0)], 20, lambda: places(mig))
     task = mig.submit("default", *FILL, "--hold", "300", flags=["--mig-profile", "2g.10gb"])
     small = mig.submit("default", "sleep", "300", flags=["--gpu-memory", "4G"])
@@ -298,7 +298,7 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     up.wait()
     kept = instances(mig)
     mig.up("--queue", "default=task", "--mig-adopt", "destroy", port=port)
-    # The agent comes up beside the server.
+    # The agent starts in parallel to the server.
     left = [found for found in kept if found["start"]]
     wait_until(lambda: instances(mig) == left, 20, lambda: f"tasks keep theirs, what others left is gone: {instances(mig)}")
     mig.cli("stop", task)

@@ -1,5 +1,5 @@
-"""What NVIDIA's library does with MIG and its documentation does not say (crates/simgpu/src/nvml/settings.rs), and what cantle makes
-of it. The simulated driver is the witness."""
+"""Undocumented behavior of NVIDIA's library with MIG (crates/simgpu/src/nvml/settings.rs), and cantle's handling of it. The
+simulated driver is the witness."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_an_instance_that_another_process_has_replaced(mig):
         mig.wait_state(task, "completed", seconds=40)
     journal = json.loads(next(mig.machine.path("/run/cantle/node/mig").glob("*.json")).read_text())
     foreign = [place for place in journal["places"] if not place["ours"]]
-    assert foreign == [], "no place is given up that is ours"
+    assert foreign == [], "none of our places is given up"
 
 
 def test_a_gpu_that_is_lost_at_the_start_is_named_and_the_others_serve(make_cantle):
@@ -86,7 +86,7 @@ def test_a_gpu_that_is_lost_at_the_start_is_named_and_the_others_serve(make_cant
 
 
 def test_without_rights_on_one_gpu_the_others_serve(make_cantle):
-    """As in a container: what a GPU in MIG mode holds is told to administrators only."""
+    """As in a container: only administrators see what a GPU in MIG mode holds."""
     cantle = make_cantle("1xA100-40GB:mig,1xA100-40GB")
     cantle.machine.path(STATE / "sim/model").write_text("unprivileged=1\n")
     cantle.cli("run", "--isolation", "shared", "--gpu", "0.5", "--", "true")
@@ -95,7 +95,7 @@ def test_without_rights_on_one_gpu_the_others_serve(make_cantle):
 
 @pytest.mark.parametrize("driver", ["470.256.02", "535.54.03", "535.98", "580.95.05"])
 def test_drivers_that_lack_functions_or_have_others(make_cantle, driver):
-    """A missing symbol is a function that says so here: a library that is built once has them all."""
+    """A missing symbol is a function that returns an error here: a library that is built once has all symbols."""
     cantle = make_cantle("1xA100-40GB:mig,1xA100-40GB", driver)
     done = cantle.cli("run", "--mig-profile", "1g.5gb", "--", *FILL)
     assert json.loads(done.stdout)["total_bytes"] == 4864 * MIB
@@ -130,7 +130,7 @@ def test_who_keeps_an_instance_in_use_is_named(mig):
 
 
 def test_a_mode_that_can_not_be_had_now_is_not_left_pending(make_cantle):
-    """What is pending becomes real when the driver is loaded next: the node would come back in another mode."""
+    """A pending change takes effect when the driver is next loaded: the node would come back in another mode."""
     hopper = make_cantle("1xH100-80GB")
     faults(hopper, "nvmlDeviceSetMigMode activation=19 once")
     hopper.cli("up", "--listen", "127.0.0.1:0", "--queue", "default=task", "--mig", "0=dynamic", code=7)

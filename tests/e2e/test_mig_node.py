@@ -33,7 +33,7 @@ def journalled(cantle):
 
 @pytest.mark.parametrize("run_survives", [False, True], ids=["reboot", "driver-reload"])
 def test_after_a_reboot_the_instances_are_gone(make_cantle, run_survives):
-    """What cantle knows of them is in /run, which a reboot empties; a driver that is only loaded again leaves it."""
+    """cantle's record of them is in /run, which a reboot empties; a reload of the driver leaves it."""
     mig = make_cantle("1xA100-40GB:mig")
     agent = mig.up("--queue", "default=task")
     task = mig.submit("default", "true", flags=["--mig-profile", "3g.20gb"])
@@ -65,7 +65,7 @@ def test_a_mode_that_cantle_could_not_get_does_not_come_with_the_next_boot(make_
 
 
 def test_an_agent_lets_go_of_the_driver_on_request(make_cantle):
-    """Before Hopper, MIG mode can't change while anybody has NVML open."""
+    """Before Hopper, MIG mode can't change while any process has NVML open."""
     ampere = make_cantle("1xA100-40GB")
     agent = ampere.up("--queue", "default=task")
     change = lambda: ampere.program(sys.executable, "-c", SET_MODE, check=True).stdout.split()  # noqa: E731
@@ -130,7 +130,7 @@ def test_clients_of_mps_are_seen(make_cantle):
 
 
 def test_a_card_in_no_table_works_from_what_its_driver_says(make_cantle):
-    """No such GPU exists: its grid has ten units, and ids and profile numbers are nobody's (crates/simgpu/data/mig_profiles.json)."""
+    """No such GPU exists: its grid has ten units, and ids and profile numbers belong to no model (crates/simgpu/data/mig_profiles.json)."""
     card = make_cantle("1xINVENTED-60GB:mig")
     assert {row["profile"] for row in card.json("mig", "profiles")} == {"1g.12gb", "2g.30gb", "5g.60gb"}
     for flags, profile, mib in [

@@ -1,4 +1,4 @@
-"""What `make` says on a machine that lacks what it calls."""
+"""The messages of `make` on a machine that lacks the programs it calls."""
 
 import pathlib
 import subprocess

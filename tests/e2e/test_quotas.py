@@ -15,7 +15,7 @@ def hold(gib, release):
 
 
 def holders(cantle):
-    """How many processes hold 1 GiB and 2 GiB, as the driver counts: the projects take different amounts."""
+    """The number of processes that hold 1 GiB and 2 GiB, by the driver's count: the projects take different amounts."""
     held = [process["used_bytes"] for gpu in cantle.truth() for process in gpu["processes"]]
     return [sum(gib * GIB <= used < (gib + 1) * GIB for used in held) for gib in (1, 2)]
 
@@ -47,7 +47,7 @@ def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
     wait_until(lambda: holders(cantle) == [6, 0], 20, lambda: holders(cantle))
     speech = [cantle.submit("q", *hold(2, tmp_path / "speech"), flags=(*half, "speech")) for _ in range(3)]
 
-    # Without quotas nobody has to stop.
+    # Without quotas no task has to stop.
     wait_reason(cantle, speech[0], "nothing free")
     assert states(cantle, vision) == ["in_progress"] * 6
     assert not any("reclaim" in kinds(cantle, task) for task in vision)
@@ -74,7 +74,7 @@ def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
     assert (share["deserved_milli"], share["fair_share_milli"], share["allocated_milli"]) == (1500, 1500, 1500)
     assert (share["running"], share["waiting"]) == (3, 3)
 
-    # The owner is done: what was stopped goes on, and everybody ends well.
+    # The owner's tasks are done: the stopped ones run again, and all complete.
     (tmp_path / "speech").touch()
     for task in speech:
         cantle.wait_state(task, "completed")

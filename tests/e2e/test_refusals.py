@@ -1,4 +1,4 @@
-"""Who asks for more than the slice has, or takes it: told once, with all that is needed to act on it."""
+"""A program that requests or takes more than its slice has gets one message, with all that is needed to act on it."""
 
 import re
 import shutil

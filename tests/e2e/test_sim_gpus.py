@@ -22,7 +22,7 @@ def box(make_cantle):
 
 
 def held(child):
-    """What the driver itself holds of each GPU, read from outside through the device that this process sees."""
+    """The driver's own record of each GPU, read from outside through the device that this process sees."""
     witness = Witness(f"/proc/{child.pid}/root")
     try:
         return [gpu["used_bytes"] for gpu in witness.truth()]
@@ -63,6 +63,17 @@ def test_run(box):
     assert record["total_bytes"] == 20 * GIB and record["refused_code"] == 2 and record["free_bytes"] == 0
     assert "mount namespace" in done.stderr
     assert not box.machine.path("/dev/nvidiactl").exists(), "the box itself is as it was"
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_in_a_file_of_options(box, tmp_path, way):
+    file = tmp_path / "options.toml"
+    file.write_text('sim-gpus = "1xA100-40GB"\n[run]\ngpu = "0.5"\n')
+    if way == "variable":
+        box.env["CANTLE_CONFIG"] = str(file)
+    done = box.cli(*(["--config", str(file)] if way == "option" else []), "run", "--", *FILL)
+    (record,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert record["total_bytes"] == 20 * GIB and record["refused_code"] == 2
 
 
 def test_up_and_what_needs_no_gpu(box):

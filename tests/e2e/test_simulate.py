@@ -53,7 +53,7 @@ def test_policies_differ_and_a_small_demand_never_reaches_100_percent(cantle, tr
 
 
 def test_waiting(cantle, trace):
-    """Ten tasks at a time are five GPUs: with all 64 nobody waits, on one node's four somebody has to."""
+    """Ten tasks at a time are five GPUs: with all 64 no task waits, on one node's four some have to."""
     free = figures(cantle, *trace, "--dynamic")
     assert (free["gpus"], free["tasks"], free["mean_wait_s"], free["p99_wait_s"]) == (64, 40, 0, 0)
     asked = 20 * (0.6 + 0.4) * 100 / 3600

@@ -68,7 +68,7 @@ def test_the_way_of_a_task_is_one_trace(cantle, collector):
     ways = {span["name"]: span for span in about()}
     assert all(span["attributes"]["task"] == task and span["attributes"]["lease"] for span in ways.values())
     times = [int(ways[name][end]) for name in ["claim", "start", "launch"] for end in ["startTimeUnixNano", "endTimeUnixNano"]]
-    # A launch begins within the start that orders it, and goes on beside it.
+    # A launch begins within the start that orders it, and continues in parallel.
     assert times[0] <= times[1] <= times[2] <= times[3] and times[2] <= times[4] <= times[5]
     wait_until(lambda: any(span["attributes"]["placed"] == "1" for span in collector.named("plan")), 20, "the plan")
     wait_until(lambda: any(span["attributes"]["endpoint"] == "cantle.submit_task" for span in collector.named("request")), 20, "calls")

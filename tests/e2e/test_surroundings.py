@@ -1,5 +1,5 @@
-"""How distributions, systemd and security modules change what a program finds: cantle works there, or says in one line what is in
-its way. systemd itself does not run here; its options are made by the mounts and rights that it would make."""
+"""Distributions, systemd and security modules change the environment of a program: cantle works there, or reports the
+obstacle in one line. systemd itself does not run here; its options are made by the mounts and rights that it would make."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_root(machine, setup):
 
 @pytest.mark.parametrize("setup", ["", HARDENED], ids=["plain", "noexec-and-private-tmp"])
 def test_an_ordinary_user(machine, setup):
-    """Also without a folder in /run/user, which a session without logind has not."""
+    """Also without a directory in /run/user, which a session without logind has not."""
     assert_slice(run(machine, IN_SLICE, setup, user=USER), "enforced by LD_PRELOAD")
 
 

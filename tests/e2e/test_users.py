@@ -1,4 +1,4 @@
-"""Several users on one machine, each with cantle of his own, at default directories: nobody gets what another has."""
+"""Several users on one machine, each with their own cantle, at default directories: no user gets memory of another."""
 
 import json
 import os
@@ -51,11 +51,11 @@ def test_two_users_are_not_given_the_same_memory(machine, first, second):
     one = holds(start(machine, first, "--gpu", "0.6"))
     refused = run(machine, second, "--gpu", "0.6")
     assert refused.returncode == 6, refused.stderr
-    # What is left can be had.
+    # The rest can be allocated.
     two = holds(start(machine, second, "--gpu", "0.4"))
     assert run(machine, first, "--gpu", "0.125").returncode == 6
     end(one)
-    # The control: with nobody else there the same request is granted.
+    # The control: without the other user, the same request is granted.
     deadline = time.monotonic() + 20
     while (done := run(machine, second, "--gpu", "0.6")).returncode == 6 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -114,7 +114,7 @@ def test_nothing_is_emptied_through_somebody_elses_link(machine, tmp_path, compo
 
 
 def test_a_user_cannot_hold_root_up_or_keep_what_he_does_not_use(machine):
-    """A lease that blocks whoever reads it, and one that names the machine's first process: neither counts."""
+    """A lease that blocks its readers, and one that names the machine's first process: neither counts."""
     held = holds(start(machine, ALICE, "--gpu", "0.25"))
     leases = machine.path(f"/dev/shm/cantle-{ALICE}/node/leases")
     (real,) = leases.glob("*.json")

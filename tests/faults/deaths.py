@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -220,15 +221,32 @@ def no_driver():
 def hardware_xid():
     with installation() as cantle:
         cantle.up("--queue", "half=0.5")
-        cantle.machine.faults("xid gpu=0 code=13 once\nxid gpu=0 code=79 once\n")
-        time.sleep(5)
-        left = cantle.machine.path("/var/lib/cantle/sim/faults").read_text()
-        if "code=79" in left:
-            raise Lacking("no part of the agent waits for the driver's Xid events yet; a GPU that no longer answers is fault 23")
-        task = cantle.submit("half", "true")
-        time.sleep(2)
-        check(cantle.task(task)["state"] == "queued", cantle.task(task))
-        return "the GPU takes no task after Xid 79"
+        running = cantle.submit("half", "sleep", "600")
+        cantle.wait_state(running, "in_progress", seconds=60)
+        cantle.machine.faults("xid gpu=0 code=13 once\n")
+        until(lambda: not xids_left(cantle), "the driver's report is read")
+        ended = cantle.submit("half", "true")
+        cantle.wait_state(ended, "completed", seconds=60)
+        cantle.machine.faults("xid gpu=0 code=79 once\n")
+        until(lambda: not xids_left(cantle), "the driver's report is read")
+        waits = cantle.submit("half", "true")
+        time.sleep(3)
+        check(cantle.task(waits)["state"] == "queued", cantle.task(waits))
+        check(cantle.task(running)["state"] == "in_progress", cantle.task(running))
+        told = [event["message"] for event in cantle.json("events") if "Xid" in event["message"]]
+        check(len(told) == 2 and all("Xid 79 (GPU has fallen off the bus)" in line for line in told), told)
+        check("Xid 79" in cantle.json("gpus")[0]["fault"], cantle.json("gpus"))
+        cantle.cli("stop", running)
+        cantle.wait_state(running, "stopped", seconds=60)
+        released = cantle.cli("daemon", "--release-gpus").stdout
+        os.kill(int(re.search(r"kill -USR1 (\d+)", released)[1]), signal.SIGUSR1)
+        cantle.wait_state(waits, "completed", seconds=60)
+        check("fault" not in cantle.json("gpus")[0], cantle.json("gpus"))
+        return "after Xid 13 a task runs; after Xid 79 none starts, and the one that runs, the events and `cantle gpus` say why; released and taken again, the GPU serves"
+
+
+def xids_left(cantle):
+    return "xid" in cantle.machine.path("/var/lib/cantle/sim/faults").read_text()
 
 
 def leaders(cantle):

@@ -124,8 +124,8 @@ def page(outcomes, command):
     ]
     return f"""# Faults, and what happens
 
-This page is for operators who want to know what cantle does when something breaks. Each line is a fault that a program injects and
-looks at. You need nothing to read it. To repeat it, you need root, a built tree (`make build`), and what `tests/setup.sh` installs.
+This page is for operators who want to know what cantle does when something breaks. Each row is a fault that a program injects, with the
+expected and the observed result. To repeat it, you need root, a built tree (`make build`), and what `tests/setup.sh` installs.
 
 `tests/faults/faults.py` generates this page. {today}, on simulated GPUs: {green} of {len(outcomes)} as expected.
 

@@ -1,4 +1,4 @@
-"""What the probes stand on: an installation on a machine of its own, and what tells green from red."""
+"""The base of the probes: an installation on a machine of its own, and the checks that tell green from red."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ class Lacking(Exception):
 
 
 def check(true, seen):
-    """What was seen is not what is expected."""
+    """The observed result is not the expected one."""
     if not true:
         raise AssertionError(seen() if callable(seen) else seen)
 
@@ -82,7 +82,7 @@ def same_machine(cantle, pid):
 
 
 def stop_at_random(pid, times, pause_s, then):
-    """Stops a process at this number of moments; calls `then` while it stands."""
+    """Stops a process at this number of moments; calls `then` while it is stopped."""
     for number in range(times):
         time.sleep(pause_s * (1 + number * 7 % 13) / 13)
         os.kill(pid, signal.SIGSTOP)

@@ -1,6 +1,6 @@
-"""Takes GPU memory as it is told: words on stdin, one answer each.
+"""Takes the GPU memory that words on stdin request, one answer each.
 
-`take MIB`: allocates, prints CUDA's code. `free`: frees what was taken last. `churn`: takes and frees for ever. `fork`: a child that
+`take MIB`: allocates, prints CUDA's code. `free`: frees what was taken last. `churn`: takes and frees forever. `fork`: a child that
 tries to take memory, prints its code. `eat MIB`: main memory. With `bomb N` on the command line: that many children."""
 
 import ctypes

@@ -1,6 +1,6 @@
 """The doors of `/files` answer the same, whether objects are in a directory or in a bucket.
 
-The S3 server is the Versity S3 Gateway over a directory, a real one: what it keeps can be read beside it, as a witness."""
+The S3 server is the Versity S3 Gateway over a directory, a real one: what it keeps can be read without it, as a witness."""
 
 import base64
 import http.client
@@ -71,7 +71,7 @@ class S3:
         }
 
     def objects(self):
-        """What is in the bucket, as its server keeps it."""
+        """The contents of the bucket, as its server stores them."""
         bucket = self.root / "models"
         found = [path for path in bucket.rglob("*") if path.is_file()]
         return {str(path.relative_to(bucket)): path for path in found if ".sgwtmp" not in path.parts}
@@ -173,7 +173,7 @@ KINDS = ["state", "directory", "bucket", "prefix"] if os.environ.get("CANTLE_TES
 
 @pytest.fixture(params=KINDS)
 def server(request, tmp_path):
-    """A server with each kind of store; `server.kept()` is what lies in it, read beside the server."""
+    """A server with each kind of store; `server.kept()` is what lies in it, read without the server."""
     if request.param in ("state", "directory"):
         home = tmp_path / ("state/server/files" if request.param == "state" else "elsewhere")
         words = [] if request.param == "state" else ["--files", str(home)]
@@ -303,7 +303,7 @@ def test_a_store_that_is_away_is_no_end(s3, tmp_path):
         status, _, text = server.call(method, "/files/x")
         assert (status, text) == (503, b"s3://models does not answer; this call was not carried out, try again later")
     assert server.upload("x", [b"x"])[0] == 503
-    # All else goes on.
+    # All else continues.
     assert server.api("tasks.get_all")[0] == 200 and server.call("GET", "/healthz")[0] == 200
     s3.start()
     assert server.upload("x", [b"x" * MIB] * 9)[0] == 200

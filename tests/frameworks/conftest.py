@@ -1,5 +1,5 @@
-"""Real frameworks in slices of simulated GPUs. Stand-ins: the driver, and the CUDA runtime (`libcudart.so.13` of the machine), which
-NVIDIA's libraries would not accept a simulated driver for. Allocators, errors, graphs and processes are the frameworks' own."""
+"""Real frameworks in slices of simulated GPUs. Stand-ins: the driver, and the CUDA runtime (`libcudart.so.13` and `libcudart.so.12` of
+the machine), as NVIDIA's own would not accept a simulated driver. Allocators, errors, graphs and processes are the frameworks' own."""
 
 import contextlib
 import json
@@ -14,18 +14,43 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import machine as machines  # noqa: E402
-from machine import CANTLE, DIST  # noqa: E402
+from machine import CANTLE, DIST, ROOT  # noqa: E402
 
 MIB = 1 << 20
 GIB = 1 << 30
 GPU = "1xA100-40GB"
 TOTAL = 40960 * MIB
 HALF = TOTAL // 2
-# What the simulated driver takes for a context on it.
+# The memory of a context on it in the simulated driver.
 CONTEXT = 416 * MIB
-# The first driver of CUDA 13, which the frameworks of today are built for.
-DRIVER = "580.95.05"
 RUNTIME = "libcudart.so.13"
+
+
+class Environment:
+    """An environment of run.sh, and the stand-in for the runtime that its packages ask for."""
+
+    def __init__(self, python, runtime, **env):
+        self.python, self.runtime, self.env = python, runtime, env
+
+
+CUDA13 = Environment(sys.executable, RUNTIME)
+TORCH12 = Environment(ROOT / ".venv-frameworks-torch12/bin/python", "libcudart.so.12")
+# JAX asks cuDNN for its version; without one, a variable turns that off.
+JAX = Environment(
+    ROOT / ".venv-frameworks-jax/bin/python",
+    "libcudart.so.12",
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
+    TF_CPP_MIN_LOG_LEVEL="3",
+)
+# CuPy looks for CUDA's libraries where a toolkit is installed; these are in packages. With NVIDIA's runtime among them, that would be
+# preloaded.
+CUPY_LIBRARIES = (ROOT / ".venv-frameworks-cupy").glob("lib/python3*/site-packages/nvidia/*/lib")
+CUPY = Environment(
+    ROOT / ".venv-frameworks-cupy/bin/python",
+    "libcudart.so.12",
+    LD_LIBRARY_PATH=":".join(sorted(str(path) for path in CUPY_LIBRARIES if path.parent.name != "cuda_runtime")),
+)
+LONG = pytest.mark.skipif(not os.environ.get("CANTLE_TEST_ALL"), reason="long; with CANTLE_TEST_ALL=yes")
 
 
 def pytest_collection_modifyitems(items):
@@ -36,16 +61,16 @@ class Machine(machines.Machine):
     """A machine with one GPU, and programs of `programs/` that run there, in a slice or (None) with the GPU to themselves."""
 
     def __init__(self, home):
-        super().__init__(GPU, driver=DRIVER)
+        super().__init__(GPU)
         self.home = home
         self.running = []
 
-    def start(self, program, *words, part=0.5, **env):
-        command = [sys.executable, HERE / "programs" / f"{program}.py", *words]
-        command = ["env", f"LD_PRELOAD={RUNTIME}", *command]
+    def start(self, program, *words, part=0.5, within=CUDA13, **env):
+        command = [within.python, HERE / "programs" / f"{program}.py", *words]
+        command = ["env", f"LD_PRELOAD={within.runtime}", *command]
         if part is not None:
             command = [CANTLE, "run", "--quiet", "--gpu", str(part), "--", *command]
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **env}
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **within.env, **env}
         pipe = subprocess.PIPE
         child = Running(subprocess.Popen(self.command(*command), env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
         self.running.append(child)

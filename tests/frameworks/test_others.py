@@ -3,9 +3,11 @@
 import pytest
 
 from conftest import CONTEXT, HALF, MIB, TOTAL
+from machine import ROOT
 
 CHUNK = 256 * MIB
 POOLS = ["numba", "bindings"]
+NVTOP = ROOT / ".cache/nvidia-smi/nvtop/nvtop"
 
 
 @pytest.mark.parametrize("framework", POOLS)
@@ -37,3 +39,11 @@ def test_tools_show_the_slice(machine):
     total = TOTAL // 4 // MIB
     for tool in ("nvml", "gpustat", "nvitop", "nvidia-smi"):
         assert seen[tool] == [0, total], (tool, seen)
+
+
+def test_nvtop_shows_the_slice(machine):
+    """Debian's nvtop, where tests/setup.sh could have it."""
+    if not NVTOP.exists():
+        pytest.skip("no nvtop: tests/setup-nvidia-smi.sh fetches it")
+    assert machine.run("tools", NVTOP, part=0.25)["nvtop"] == [0, 10]
+    assert machine.run("tools", NVTOP, part=None)["nvtop"] == [0, 40], "the control"

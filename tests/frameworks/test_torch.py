@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from conftest import CONTEXT, GIB, HALF, MIB, TOTAL
+from conftest import CONTEXT, GIB, HALF, LONG, MIB, TOTAL
 
 ALLOCATORS = {
     "native": {},
@@ -113,3 +113,24 @@ def test_tensors_are_shared_between_processes(machine, allocator):
     running.go_on()
     running.end()
     assert machine.used() == 0
+
+
+def test_two_ranks_train_in_one_slice(machine, neighbor):
+    """DistributedDataParallel over gloo."""
+    with neighbor() as other:
+        running = machine.start("torch_ranks", "gloo")
+        full = running.record()
+        used = machine.used() - (HALF - other["free"])
+        assert full["granted"] > 0 and HALF - 512 * MIB < used <= HALF, (full, used)
+        assert all(close(figures(text)[0], HALF) for text in full["texts"]), full
+        running.go_on()
+        assert running.end()["codes"] == [0, 0]
+
+
+@LONG
+@pytest.mark.parametrize("part", [0.5, None], ids=["in_a_slice", "control"])
+def test_nccl_needs_the_real_runtime(machine, part):
+    """NCCL contains NVIDIA's runtime, which takes no simulated driver, with cantle or without."""
+    running = machine.start("torch_ranks", "nccl", part=part)
+    full = running.record()
+    assert full["granted"] == 0 and all("NCCL" in text for text in full["texts"]), full

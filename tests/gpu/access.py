@@ -15,7 +15,7 @@ LIMIT = 2 << 30
 
 
 def path_of_libcuda():
-    """Where the loader finds the driver. Asked in a process of its own: this one is to stay without it."""
+    """The path at which the loader finds the driver. A process of its own finds it, so that this one does not load the driver."""
     code = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(next(l.split()[-1] for l in open('/proc/self/maps') if 'libcuda.so' in l))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -43,7 +43,7 @@ def commands(home, libcuda):
 
 
 def record_of(command, env, look=lambda: None):
-    """What the program says, and what `look` saw while it held its memory; no record if the driver does not have the path."""
+    """The output of the program, and the result of `look` while it held its memory; no record if the driver does not have the path."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
     line = child.stdout.readline()

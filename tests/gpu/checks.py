@@ -38,7 +38,7 @@ def without_cantle_nothing_refuses(bench):
 
 
 def a_context_alone_is_no_offense(bench):
-    """Who has taken no memory yet, for longer than the watchdog's patience."""
+    """A program that has taken no memory yet, for longer than the watchdog's grace period."""
     began = time.monotonic()
     bench.last_record(bench.job("context", "4"))
     alone = bench.last_record(bench.job("context", "1", part=None))
@@ -83,6 +83,16 @@ def programs_can_be_linked_inside(bench):
     assert outside.wait(timeout=60) == 0, outside.stderr.read()
     bench.run("run", "--gpu", "0.25", "--", "sh", "-c", command)
     return {}
+
+
+def functions_looked_up_are_hooked(bench):
+    """cuGetProcAddress at every version, of every function that is known: the driver's answer, with its hooked functions replaced."""
+    names = access.ROOT / "crates/simgpu/data/cuda-symbols.txt"
+    lookup = [sys.executable, access.BYPASS / "lookup.py", names]
+    found = json.loads(bench.run("run", "--quiet", "--gpu", "0.25", "--", *map(str, lookup)).stdout)
+    assert not found["wrong"] and not found["unexported"], found
+    assert len(found["substituted"]) > 50, found
+    return {"look_ups": found["untouched"], "hooked": len(found["substituted"])}
 
 
 def nvidia_smi_shows_the_slice(bench):

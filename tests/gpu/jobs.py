@@ -68,7 +68,7 @@ def fill():
 
 
 def sibling(seconds="5"):
-    """What is free before, beside and after another process of the same slice."""
+    """What is free before, during and after another process of the same slice."""
     driver = Driver()
     before, total = driver.info()
     there, end = os.pipe(), os.pipe()
@@ -107,7 +107,7 @@ def reset():
 
 
 def forked():
-    """A child that is forked after cuInit has no GPU, as on every driver; its parent goes on."""
+    """A child that is forked after cuInit has no GPU, as on every driver; its parent continues."""
     driver = Driver()
     address = driver.take(64 * MIB)
     child = os.fork()

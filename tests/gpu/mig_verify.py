@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Asks a GPU in MIG mode what cantle relies on, and records how long the driver's calls take. Needs root and Python only.
-
-Without --i-own-this-card nothing is changed: profiles, placements, codes and the time of each question. With it the GPU must have
-no instances; they are made and destroyed through NVML, then by cantle, and at the end there are none, whatever happened. Prints
+"""Checks on a GPU in MIG mode the behavior that cantle relies on, and measures the driver's calls. Needs only root and
+Python. Without --i-own-this-card nothing is changed: profiles, placements, codes and the time of each call. With it the GPU
+must have no instances; they are created and destroyed through NVML, then by cantle, and at the end there are none in any
+case. Prints
 one JSON object; exit code 1 if anything is not as expected.
 """
 
@@ -94,7 +94,7 @@ def profile_v2():
 
 
 def profiles(nvml, gpu):
-    """What the GPU offers, with the places of each profile."""
+    """The offers of the GPU, with the places of each profile."""
     for _, info, places in numbered_profiles(nvml, gpu):
         yield info, places
 
@@ -125,7 +125,7 @@ def full_compute_profile(nvml, instance):
 
 
 def nodes_of(nvml, gpu, instance):
-    """Which of an instance's device nodes there are before anybody makes them; empty where the driver has none."""
+    """The device nodes of an instance that exist without help; empty where the driver has none."""
     minor, info = c.c_uint(), GpuInfo()
     nvml("nvmlDeviceGetMinorNumber", gpu, c.byref(minor))
     nvml("nvmlGpuInstanceGetInfo", instance, c.byref(info))
@@ -153,7 +153,7 @@ def life(nvml, gpu, profile, start, size):
 
 
 def driver_facts(nvml, gpu):
-    """What the driver does with each profile at each place, tried twice."""
+    """The driver's behavior with each profile at each place, tried twice."""
     facts, expected = [], True
     for profile, places in profiles(nvml, gpu):
         for start, size in places:
@@ -168,7 +168,7 @@ def driver_facts(nvml, gpu):
 
 
 def readings(nvml, gpu):
-    """What can be asked without changing anything: the table, and the codes that programs go by."""
+    """The queries that change nothing: the table, and the codes that programs rely on."""
     table = [
         {"profile": info.name.decode(), "id": info.id, "number": number, "memory_mib": info.memory_mib, "slices": info.slices,
          "max": info.instances, "multiprocessors": info.sms, "copy_engines": info.copy, "decoders": info.dec, "encoders": info.enc,
@@ -306,7 +306,7 @@ def timed_list(nvml, gpu):
 
 
 def names_under_neighbors(nvml, gpu):
-    """Id and UUID of one place, alone and beside others: is a name that of a place?"""
+    """Id and UUID of one place, alone and next to others: does a name belong to a place?"""
     profile, places = min(profiles(nvml, gpu), key=lambda row: (row[1][0][1], len(row[1])))
     rows = []
     for order in (places, places[::-1]):
@@ -319,7 +319,7 @@ def names_under_neighbors(nvml, gpu):
 
 
 def cantle_facts(cantle, profile):
-    """A task that stays, and a second one beside it: each has its own instance, the first one's stays as it is."""
+    """A task that stays, and a second one next to it: each has its own instance, the first one's stays as it is."""
 
     def run(*command, **options):
         return subprocess.Popen([cantle, "run", "--mig-profile", profile, "--", *command], stdout=subprocess.PIPE, text=True, **options)
@@ -358,7 +358,7 @@ def experiments(nvml, args, gpu):
             report["cantle"], fine = cantle_facts(args.cantle, smallest)
             expected &= fine
     finally:
-        # What this process remembers of instances may be wrong by now: another one cleans up.
+        # This process's memory of instances may be wrong by now: another one cleans up.
         emptied = step(args, "clear")
     return report, expected and emptied
 

@@ -10,7 +10,7 @@ class MemoryInfo(ctypes.Structure):
 class Nvml:
     def __init__(self):
         self.lib = ctypes.CDLL("libnvidia-ml.so.1")
-        # What was measured on a simulated GPU must not pass for anything else.
+        # A figure from a simulated GPU must not pass for a real one.
         self.simulated = hasattr(self.lib, "cantle_sim_truth_json")
         self._check(self.lib.nvmlInit_v2(), "nvmlInit")
         count = ctypes.c_uint()

@@ -16,7 +16,7 @@ def write(folder, record):
 
 
 def markdown(record):
-    # What did not hold is what a reader looks for.
+    # Readers look for the checks that failed.
     order = ["failed", "passed", "skipped"]
     rows = "".join(row(result) for result in sorted(record["results"], key=lambda result: order.index(result["outcome"])))
     rows += "".join(f"| {name.replace('_', ' ')} | not run | | |\n" for name in record["not_run"])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Enforcement on a real GPU: each check has NVML as a witness outside the slice, and the program alone as negative control.
 
-The result is written after each check, and what tells most comes first: whatever ends the suite early, what was seen is kept.
+The result is written after each check, and the most informative checks come first: the results stay if the suite ends early.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 
+import containers
 import report
 from bench import Bench, Skip
 from cards import each_card_has_its_own_slices, whole_cards_are_all_there_is
@@ -25,6 +26,7 @@ from checks import (
     every_path_is_held,
     forks_and_ipc_work_as_outside,
     free_memory_after_a_sibling_ended,
+    functions_looked_up_are_hooked,
     kill_gives_everything_back,
     limits_says_enforced,
     nvidia_smi_shows_the_slice,
@@ -41,11 +43,12 @@ from frameworks import (
     training_and_inference_cost_nothing,
     two_ranks_in_one_slice,
 )
+from shares import SHARES
 
 # No check may take so long that the others do not come about.
 CHECK_SECONDS = 120
 
-# What tells most comes first.
+# The most informative checks come first.
 CHECKS = [
     the_card_is_idle,
     a_slice_is_all_there_is,
@@ -58,12 +61,14 @@ CHECKS = [
     free_memory_after_a_sibling_ended,
     a_context_alone_is_no_offense,
     programs_can_be_linked_inside,
+    functions_looked_up_are_hooked,
     nvidia_smi_shows_the_slice,
     a_driver_opened_past_the_slice_is_ended,
     two_ranks_in_one_slice,
     kill_gives_everything_back,
     limits_says_enforced,
     a_reset_gives_everything_back,
+    *SHARES,
     forks_and_ipc_work_as_outside,
     stays("graph", "graph"),
     *(fills(name, env) for name, env in ALLOCATORS.items() if name != "torch"),
@@ -72,7 +77,6 @@ CHECKS = [
     stays("jax", "jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
     training_and_inference_cost_nothing,
 ]
-NAMES = [check.__name__ for check in CHECKS]
 
 
 class Overtime(Exception):
@@ -86,7 +90,7 @@ def overtime(_signal, _frame):
 def judge(check, bench, seconds):
     began = time.monotonic()
     bench.time_left = lambda: max(1, began + seconds - time.monotonic())
-    # What waits for a line of a program that never comes is ended by the clock.
+    # A time limit ends a check that waits for a line that never comes.
     signal.alarm(int(seconds) + 1)
     try:
         outcome, detail = "passed", check(bench)
@@ -107,12 +111,15 @@ def arguments():
     parser.add_argument("--list", action="store_true", help="name the checks, in the order in which they run")
     parser.add_argument("--minutes", type=float, default=9, help="checks that would begin later are not run [default: 9]")
     parser.add_argument("--out", type=pathlib.Path, default="docs/results", help="folder of the results [default: docs/results]")
+    parser.add_argument("--containers", metavar="IMAGE", help="also check slices in containers of this image, which has Python 3")
     args = parser.parse_args()
+    args.checks = CHECKS + (containers.checks(args.containers) if args.containers else [])
+    names = [check.__name__ for check in args.checks]
     if args.list:
-        print("\n".join(NAMES))
+        print("\n".join(names))
         sys.exit(0)
-    args.only = args.only.split(",") if args.only else NAMES
-    unknown = [name for name in args.only if name not in NAMES]
+    args.only = args.only.split(",") if args.only else names
+    unknown = [name for name in args.only if name not in names]
     if unknown:
         parser.error(f"there is no check {', '.join(unknown)}; --list names them")
     return args
@@ -121,7 +128,7 @@ def arguments():
 def main():
     args, began = arguments(), time.monotonic()
     signal.signal(signal.SIGALRM, overtime)
-    chosen = [check for check in CHECKS if check.__name__ in args.only]
+    chosen = [check for check in args.checks if check.__name__ in args.only]
     with tempfile.TemporaryDirectory(prefix="cantle-gpu-") as home:
         bench = Bench(home)
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

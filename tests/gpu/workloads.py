@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""What the suite runs in a slice and outside: `workloads.py NAME WORD…` uses one GPU as NAME does and prints what it saw as JSON.
-
-Most tell the size of the GPU that they see and whether an allocation larger than that was refused by the code that the
-framework's users know. Exit code 3: the framework is not installed; the line on stderr says which.
+"""The workloads that the suite runs in a slice and outside: `workloads.py NAME WORD…` uses one GPU as NAME does and prints
+its findings as JSON. Most report the size of the GPU that they see, and whether a larger allocation was refused with the
+code that the framework's users know. Exit code 3: the framework is not installed; the line on stderr says which.
 """
 
 import ctypes
@@ -53,7 +52,7 @@ def graph():
 
 
 def torch():
-    """PyTorch with whatever allocator PYTORCH_CUDA_ALLOC_CONF names; a training and an inference loop, timed by events."""
+    """PyTorch with the allocator that PYTORCH_CUDA_ALLOC_CONF names; a training and an inference loop, timed by events."""
     import torch
 
     def allocate(size_bytes):
@@ -131,7 +130,7 @@ def begin(way):
 
 
 def fill(computes):
-    """Fills the GPU, waits, then frees 2 GiB and goes on: kernels of modules that are loaded only now."""
+    """Fills the GPU, waits, then frees 2 GiB and continues: kernels of modules that are loaded only now."""
     import torch
 
     kept, text = torch_fill(512 * MIB)

@@ -195,6 +195,43 @@ def test_the_command_line_logs_in_refreshes_and_is_shut_out(house):
     assert not file.exists()
 
 
+def test_a_session_is_listed_and_ends_also_for_its_refresh_token(house):
+    def listed(person):
+        return json.loads(house.cli(person, "-o", "json", "users", "session", "list").stdout)["items"]
+
+    def call(endpoint, body, token=""):
+        words = ["curl", "-s", "-X", "POST", f"{house.url}/{endpoint}", "-H", f"Authorization: Bearer {token}", "-d", json.dumps(body)]
+        words += ["-H", "Content-Type: application/json"]
+        return json.loads(subprocess.run(words, capture_output=True, text=True, timeout=30).stdout)
+
+    house.cli_login("boris")
+    Browser().log_in(f"{house.url}/ui/-/login", "boris", f"{house.url}/ui")
+    sessions = {session["via"]: session for session in listed("boris") if session["is_own"] or session["via"] == "page"}
+    own = sessions["command line"]
+    assert own["user"] == "boris" and own["client"] == f"cantle on {os.uname().nodename}"
+    # A refresh continues the same session.
+    house.age("boris")
+    assert [session["id"] for session in listed("boris") if session["is_own"]] == [own["id"]]
+    house.cli("boris", "users", "session", "end", sessions["page"]["id"])
+    assert sessions["page"]["id"] not in [session["id"] for session in listed("boris")]
+
+    house.cli("boris", "users", "session", "end", own["id"])
+    refused = house.cli("boris", "tasks", code=4)
+    assert "this login was ended" in refused.stderr and "hint: log in again with cantle login" in refused.stderr
+    # The provider would still take the refresh token. The server does not.
+    house.age("boris")
+    refused = house.cli("boris", "tasks", code=4)
+    assert "has ended: it was ended, or not used for 90 days" in refused.stderr
+
+    # A copy of the file is useless after `--forget`.
+    house.cli_login("boris")
+    kept = json.loads(house.login_file("boris").read_text())
+    assert call("users.get_current_user", {}, kept["token"])["meta"]["result_code"] == 200
+    assert house.cli("boris", "login", "--forget").stderr == ""
+    assert call("users.get_current_user", {}, kept["token"])["meta"]["result_code"] == 401
+    assert call("cantle.login_refresh", {"refresh_token": kept["refresh_token"]})["meta"]["result_code"] == 401
+
+
 def test_a_login_is_for_one_server_and_ends_by_itself(house):
     house.cli_login("anna")
     env = house.command("anna", "tasks")

@@ -18,7 +18,7 @@ def only(pattern):
 
 
 class System:
-    """A fresh Debian 12 (debootstrap), in which commands run as in a container: its own mounts and processes, no service manager."""
+    """A fresh Debian (debootstrap), in which commands run as in a container: its own mounts and processes, no service manager."""
 
     def __init__(self, tree):
         self.tree = tree
@@ -46,12 +46,25 @@ class System:
         return {str(path.relative_to(self.tree)) for path in self.tree.rglob("*")}
 
 
-@pytest.fixture
-def debian():
-    archive = subprocess.run([ROOT / "tests/rootfs.sh"], capture_output=True, text=True, check=True).stdout.strip()
+def fresh(*release):
+    archive = subprocess.run([ROOT / "tests/rootfs.sh", *release], capture_output=True, text=True, check=True).stdout.strip()
     # Not below /tmp where that is small, and not with the files of the test's own user.
     tree = pathlib.Path(tempfile.mkdtemp(prefix="cantle-system-", dir=ROOT / "target"))
-    tree.chmod(0o755)
-    subprocess.run(["tar", "-C", tree, "-xf", archive], check=True)
-    yield System(tree)
-    shutil.rmtree(tree, ignore_errors=True)
+    try:
+        subprocess.run(["tar", "-C", tree, "-xf", archive], check=True)
+        tree.chmod(0o755)
+        yield System(tree)
+    finally:
+        shutil.rmtree(tree, ignore_errors=True)
+
+
+@pytest.fixture
+def debian():
+    """Debian 12."""
+    yield from fresh("bookworm")
+
+
+@pytest.fixture
+def old_debian():
+    """Debian 11: glibc 2.31 and Python 3.9."""
+    yield from fresh("bullseye")

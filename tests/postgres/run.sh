@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The suite `postgres`: the store's and the server's own tests on a real PostgreSQL, and tasks handed out while its connections are
-# killed. `--setup` installs Debian's package, and does only that.
+# killed; then a server of the program with a database that is away, or cannot be used. `--setup` installs Debian's package, and does only that.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -8,6 +8,8 @@ if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && co
     mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] || echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null || true
+    # Its service is not needed: a test starts one of its own.
+    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer >/dev/null || true
 fi
 if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1; then
     echo "skipped: PostgreSQL cannot be installed here"
@@ -15,7 +17,8 @@ if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1; then
 fi
 [ "${1:-}" != --setup ] || exit 0
 nice cargo test --workspace --locked --no-run --quiet
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test runs --test kills
+tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test runs --test kills --test status
 tests/postgres/with-server.sh cargo test --workspace --locked --test copy -- --include-ignored
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow
+tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow --test batch
 tests/postgres/with-server.sh cargo test --workspace --locked --test replicas -- --include-ignored
+tests/postgres/with-server.sh .venv/bin/python -m pytest -q tests/postgres

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command beside a real PostgreSQL of its own: `with-server.sh COMMAND…`. fsync is on, passwords are asked for, and the
+# Runs a command with a real PostgreSQL of its own: `with-server.sh COMMAND…`. fsync is on, passwords are asked for, and the
 # data is in a temporary directory that belongs to the user postgres.
 #
 # The command gets CANTLE_TEST_POSTGRES (URL without a database) and CANTLE_TEST_PG_CTL (stops, starts and restarts it).

@@ -61,7 +61,7 @@ def elapsed_ms(start, end):
 
 
 def loop(function, on, graph=False):
-    """Launches for ever, more than the GPU can do."""
+    """Launches forever, more than the GPU can do."""
     while True:
         ok(cu.cuGraphLaunch(function, on) if graph else launch(function, on))
 
@@ -97,7 +97,7 @@ def in_thread(action):
 
 
 def until(condition, seconds=10):
-    """How long it takes."""
+    """Its duration."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < began + seconds, "never"

@@ -1,4 +1,4 @@
-"""A simulated machine in a private folder, and processes that use its driver."""
+"""A simulated machine in a private directory, and processes that use its driver."""
 
 import ctypes
 import json
@@ -71,7 +71,7 @@ class Machine:
         return done.stdout
 
     def truth(self):
-        """What the driver itself holds."""
+        """The driver's own record."""
         library = ctypes.CDLL(str(LIB / "libcuda.so.1"))
         library.cantle_sim_truth_json.restype = ctypes.c_ssize_t
         buffer = ctypes.create_string_buffer(1 << 20)
@@ -85,6 +85,11 @@ class Machine:
         """The driver is loaded again, unless a process uses it."""
         library = ctypes.CDLL(str(LIB / "libcuda.so.1"))
         return library.cantle_sim_reload(self.env["CANTLE_SIM_DIR"].encode()) == 0
+
+    def set_driver(self, version):
+        """Another version of the driver, from now on."""
+        library = ctypes.CDLL(str(LIB / "libcuda.so.1"))
+        return library.cantle_sim_set_driver(self.env["CANTLE_SIM_DIR"].encode(), version.encode()) == 0
 
     def used(self, gpu=0):
         return self.truth()[gpu]["used_bytes"]

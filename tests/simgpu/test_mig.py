@@ -154,7 +154,7 @@ def test_scripted_faults(machine, nvml):
     nvml("show(0)")
     script.write_text(
         "nvmlGpuInstanceCreateComputeInstance gpu=0 error=20 once\nnvmlGpuInstanceDestroy error=19\n"
-        "* gpu=1 error=15\nnvmlDeviceGetMigMode delay_ms=300\nxid gpu=1 code=79 once\n"
+        "* gpu=1 error=15\nnvmlDeviceGetMigMode delay_ms=300\nxid gpu=0 code=79 once\n"
     )
     started = time.monotonic()
     answers = nvml("""
@@ -167,10 +167,12 @@ def test_scripted_faults(machine, nvml):
     assert "once" not in script.read_text().split("xid")[0]
     event = nvml("""
         s = n.nvmlEventSetCreate()
+        unheard = code(n.nvmlEventSetWait_v2, s, 10)
+        n.nvmlDeviceRegisterEvents(gpu(), n.nvmlEventTypeXidCriticalError, s)
         e = n.nvmlEventSetWait_v2(s, 1000)
-        show([e.eventType, e.eventData, code(n.nvmlEventSetWait_v2, s, 10)])
+        show([unheard, e.eventType, e.eventData, code(n.nvmlEventSetWait_v2, s, 10)])
     """)
-    assert event == [8, 79, 10]
+    assert event == [10, 8, 79, 10]
 
 
 @pytest.mark.gpus("1xA100-40GB")

@@ -1,4 +1,4 @@
-"""What NVIDIA's library does with MIG and its documentation does not say; each has its row in crates/simgpu/src/nvml/settings.rs."""
+"""Undocumented behavior of NVIDIA's library with MIG; each has its row in crates/simgpu/src/nvml/settings.rs."""
 
 import json
 import sys

@@ -40,6 +40,7 @@ def addresses(machine, *queries):
 
 
 def test_versions_and_stream_kinds(machine):
+    assert machine.client()("init()") == 0 and machine.set_driver("550.163.01")
     found = [0, 0, True]
     cases = [
         (("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"), found),
@@ -73,8 +74,7 @@ def test_first_form_fails_where_the_second_reports(machine):
 def test_a_newer_driver_has_newer_names(machine):
     client = machine.client()
     assert client("init()") == 0
-    driver = ctypes.CDLL(str(LIB / "libcuda.so.1"))
-    assert driver.cantle_sim_set_driver(machine.env["CANTLE_SIM_DIR"].encode(), b"610.43.02") == 0
+    assert machine.set_driver("610.43.02")
     assert client("number('cuDriverGetVersion')") == [0, 13030]
     queries = [("cuCtxCreate", 13000, 0, "cuCtxCreate_v4"), ("cuLogsCurrent", 13000, 0, "cuLogsCurrent")]
     assert addresses(machine, *queries) == [[0, 0, True], [0, 0, True]]

@@ -127,7 +127,7 @@ def test_physical_memory_of_the_host_takes_nothing_of_a_device(machine, client, 
 
 
 def test_expandable_segments(machine, client):
-    """How PyTorch uses it: one large reservation, grown and shrunk by mapping 20 MiB pieces."""
+    """The use by PyTorch: one large reservation, grown and shrunk by mapping 20 MiB pieces."""
     _, address = client(f"reserve({40 * GIB})")
     piece = 20 * MIB
     client(
@@ -156,7 +156,7 @@ def test_exported_memory_is_paid_once(machine, client):
     )
     assert imported[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
     assert client(f"release({handle})") == 0
-    # Whoever has the descriptor could still import it, and somebody has imported it.
+    # The owner of the descriptor could still import it, and another process has imported it.
     assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
     assert client(f"os.close({descriptor})") is None
     assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
@@ -329,7 +329,7 @@ def test_streams_of_green_contexts_have_no_context_to_tell(machine):
 @pytest.mark.parametrize("driver, code", [("550.163.01", 1), ("580.95.05", 0)])
 def test_pools_of_host_and_managed_memory(machine, client, driver, code):
     """Managed pools came with CUDA 13."""
-    assert ctypes.CDLL(str(LIB / "libcuda.so.1")).cantle_sim_set_driver(machine.env["CANTLE_SIM_DIR"].encode(), driver.encode()) == 0
+    assert machine.set_driver(driver)
     create = "number('cuMemPoolCreate', byref(Properties({}, 0, {}, 0)), kind=c_uint64)"
     take = "number('cuMemAllocFromPoolAsync', c_size_t(64 << 20), c_uint64({}), None, kind=c_uint64)"
     before = machine.used()

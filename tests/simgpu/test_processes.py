@@ -47,7 +47,7 @@ def test_closed_descriptors_lose_nothing(machine):
     client = machine.client()
     client("context()"), client(f"alloc({GIB})")
     assert client("os.closerange(3, 1 << 16)") is None
-    assert client("len(os.listdir('/proc/self/fd'))") == 4, "something is open beside the three of the client and this look"
+    assert client("len(os.listdir('/proc/self/fd'))") == 4, "something is open in addition to the three of the client and this check"
     assert machine.used() == CONTEXT + GIB
     assert machine.client()(f"context() or alloc({39 * GIB})[0]") == 2, "its memory was given to another"
     assert client(f"alloc({GIB})")[0] == 0 and machine.used() == 2 * CONTEXT + 2 * GIB

@@ -1,4 +1,4 @@
-"""Kernels that take time: who gets the GPU, when things happen, and what the driver's own count says of it.
+"""Kernels that take time: which program gets the GPU, when things happen, and the driver's own count of it.
 
 Bounds are wide where this machine's scheduler decides, which may stop a program between two calls, and exact where only the
 driver's own count does."""
@@ -42,7 +42,7 @@ def gpu_time_us(machine, gpu=0):
 
 
 def shares(machine, programs, seconds=1.0, gpu=0):
-    """What part of the GPU's time each program has had, by the driver's own count, and all together."""
+    """Each program's part of the GPU's time, by the driver's own count, and the sum."""
     began, before = time.monotonic(), machine.truth()[gpu]
     time.sleep(seconds)
     after, took_us = machine.truth()[gpu], (time.monotonic() - began) * 1e6
@@ -124,7 +124,7 @@ def test_memory_is_written_when_the_stream_comes_there(program):
     p("f, s, word = busy(50000), stream(), host_word()")
     p("[launch(f, s), ok(cu.cuStreamWriteValue64_v2(s, word, c_uint64(7), 0)), launch(f, s)]")
     assert p("word[0]") == 0
-    # By nobody's call: an arbiter only reads.
+    # Without a call: an arbiter only reads.
     assert 0.02 < p("until(lambda: word[0] == 7)") < 1
     assert p("cu.cuStreamQuery(s)") == 600
 
@@ -222,7 +222,7 @@ def test_two_busy_contexts_get_half_each(program, machine):
     time.sleep(0.3)
     had, together = shares(machine, programs)
     assert had == pytest.approx([together / 2] * 2, abs=0.02)
-    # What it costs to change between them.
+    # The cost of a change between them.
     assert 0.88 < together < 0.95
 
 
@@ -256,7 +256,7 @@ def test_a_stopped_process_stops_nobody_and_its_work_goes_on(program, machine):
     second("f, s = busy(1000), stream()")
     assert second("[launch(f, s) for _ in range(200)]") == [0] * 200
     assert second("seconds(lambda: synchronize(s))") < 2
-    # Its queue goes on without it, as on hardware: 300 ms in all.
+    # Its queue continues without it, as on hardware: 300 ms in all.
     time.sleep(0.3)
     assert gpu_time_us(machine) == {first.pid: 300_000, second.pid: 200_000}
     os.kill(first.pid, signal.SIGCONT)

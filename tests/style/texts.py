@@ -9,7 +9,7 @@ from pygments.token import Comment, String
 from pygments.util import ClassNotFound
 
 TESTS = "#[cfg(test)]\nmod tests {"
-# A string, a template, and what stands between two tags.
+# A string, a template, and the text between two tags.
 WEB_TEXT = re.compile(r'"[^"\n]*"|`[^`]*`|(?<=>)[^<>{}=;()]*[a-z]{2}[^<>{}=;()]*(?=[<{])')
 WEB_COMMENT = re.compile(r"/\*.*?\*/|(?<!:)//[^\n]*", re.S)
 

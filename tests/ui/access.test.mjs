@@ -46,6 +46,25 @@ test("wrong keys are refused, right ones open the page", async () => {
   await context.close();
 });
 
+test("a session is listed and ended, on the page and for every copy of its cookie", async () => {
+  const other = await fetch(`${cantle.url}/ui/-/session`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "User-Agent": "a laptop that was stolen" },
+    body: JSON.stringify(cantle.keys),
+  });
+  const cookie = other.headers.get("set-cookie").split(";")[0];
+  const is_good = () => status("/ui/-/session", { headers: { Cookie: cookie } });
+  assert.equal(await is_good(), 200);
+  const page = await open(cantle, "/settings");
+  const table = page.getByRole("table", { name: "Sessions" });
+  const row = table.getByRole("row").filter({ has: page.getByTitle("a laptop that was stolen") });
+  await row.getByRole("button", { name: "End" }).click();
+  await row.waitFor({ state: "detached" });
+  assert.equal(await is_good(), 401);
+  await table.getByText("this page").waitFor();
+  await page.context().close();
+});
+
 test("a cookie alone does nothing: the CSRF token has to come with it", async () => {
   const login = await fetch(`${cantle.url}/ui/-/session`, {
     method: "POST",
@@ -101,6 +120,55 @@ test("the keys that may only look show everything and change nothing", async () 
   assert.equal(await page.getByRole("button", { name: "Stop" }).count(), 0);
   await page.getByText("read only").waitFor();
   await context.close();
+});
+
+/** A page of a user who logged in with this pair. */
+async function pageOf(keys, where) {
+  const context = await (await launchBrowser()).newContext();
+  await context.request.post(`${cantle.url}/ui/-/session`, { data: keys });
+  const page = await context.newPage();
+  await page.goto(`${cantle.url}/ui/${where}`);
+  await live(page);
+  return page;
+}
+
+test("administrators see the audit, and everybody their own tasks first", async () => {
+  cantle.submit("default", "of-the-admin", "true");
+  const [anna] = cantle.json("users", "add", "anna", "--role", "member");
+  const basic = `Basic ${Buffer.from(`${anna.access_key}:${anna.secret_key}`).toString("base64")}`;
+  const asAnna = async (endpoint, body) => {
+    const answer = await fetch(`${cantle.url}/${endpoint}`, { method: "POST", headers: { Authorization: basic, "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    return [answer.status, (await answer.json()).data];
+  };
+  const [, made] = await asAnna("tasks.create", { name: "of-anna", type: "training" });
+  const [, queue] = await asAnna("queues.get_all", { name: "^default$" });
+  await asAnna("tasks.enqueue", { task: made.id, queue: queue.queues[0].id });
+  cantle.submit("default", "of-the-admin-later", "true");
+  assert.equal((await asAnna("cantle.get_users", {}))[0], 403);
+
+  const hers = await pageOf(anna, "tasks");
+  await hers.getByText("of-the-admin-later").first().waitFor();
+  const first = hers.getByRole("table", { name: "Tasks" }).getByRole("row").nth(1);
+  await until("her task to be first", async () => (await first.textContent()).includes("of-anna"));
+  assert.equal(await hers.getByRole("link", { name: "Audit" }).count(), 0, "what she may not see is not offered");
+  await hers.goto(`${cantle.url}/ui/audit`);
+  await hers.getByTestId("count").getByText('needs the right "administer"').waitFor();
+  await hers.context().close();
+
+  const page = await open(cantle, "/audit");
+  await live(page);
+  const rows = page.getByRole("table", { name: "Audit" }).getByRole("row");
+  await page.getByLabel("User", { exact: true }).fill("anna");
+  await page.getByLabel("User", { exact: true }).press("Enter");
+  await until("her refusal and her login on the page", async () => {
+    const text = (await rows.allTextContents()).join("\n");
+    return text.includes("cantle.get_users") && text.includes("login") && !text.includes("admin127");
+  });
+  await page.getByLabel("Outcome").selectOption("yes");
+  await until("refusals alone", async () => (await rows.allTextContents()).slice(1).every((text) => text.includes("Forbidden")));
+  assert.equal(await page.getByTestId("cli").textContent(), "$ cantle audit --user anna --refused");
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
 });
 
 test("a session that ended leads to the login, not to endless tries", async () => {

@@ -29,7 +29,7 @@ export async function until(what, ask, timeout_ms = 20_000) {
   throw new Error(`waited ${timeout_ms} ms for: ${what}${last ? ` (${last.message})` : ""}`);
 }
 
-/** A machine with GPUs as an installed driver makes them appear: nothing on it is told that they are simulated. */
+/** A machine with GPUs as an installed driver makes them appear: no program on it knows that they are simulated. */
 class Machine {
   static async start(gpus, driverFiles) {
     const words = [driverFiles, "--gpus", gpus];
@@ -46,7 +46,7 @@ class Machine {
     this.holder = holder;
   }
 
-  /** The command line that runs these words on the machine, in the folder we are in. */
+  /** The command line that runs these words on the machine, in the current directory. */
   command(...words) {
     return ["nsenter", `--mount=/proc/${this.holder.pid}/ns/mnt`, "--", "env", "-C", process.cwd(), ...words];
   }

@@ -40,9 +40,11 @@ test("the page shows 2.75 of 3 GPUs, three running, one waiting with its reason"
 test("slices fill as tasks allocate, up to the limit", async () => {
   const quarter = page.locator('[data-task="quarter_gpu"]');
   await until("the quarter to be full", async () => Number(await quarter.getAttribute("data-used")) === 10 * 2 ** 30);
-  const [gpu] = cantle.json("gpus").filter((found) => found.index === 2);
-  const used = gpu.slices.reduce((sum, slice) => sum + slice.memory_used_bytes, 0);
-  assert.equal(used, 30 * 2 ** 30);
+  const used = () => {
+    const [gpu] = cantle.json("gpus").filter((found) => found.index === 2);
+    return gpu.slices.reduce((sum, slice) => sum + slice.memory_used_bytes, 0);
+  };
+  await until("the half next to it to be full", () => used() === 30 * 2 ** 30);
   await page.locator('[data-gpu="2"]', { hasText: "30 GiB of 40 GiB used" }).waitFor();
 });
 
@@ -113,6 +115,9 @@ test("a task is stopped after a yes", async () => {
 test("a stopped task can be requeued and run again", async () => {
   await page.getByRole("button", { name: "Requeue" }).click();
   await page.getByTestId("task").getByText("running").waitFor({ timeout: 20_000 });
+  const runs = page.getByTestId("runs");
+  await runs.locator('[data-run="2"]').getByText("running").waitFor({ timeout: 20_000 });
+  await runs.locator('[data-run="1"]').getByText("stopped").first().waitFor();
   await page.getByRole("button", { name: "Run again" }).hover();
   const line = /^\$ cantle submit --queue half_gpu .*--name half_gpu .*-- python3 .*fill_slice\.py --hold 600$/;
   await until("its command line", async () => line.test(await page.getByTestId("cli").textContent()));
@@ -120,7 +125,7 @@ test("a stopped task can be requeued and run again", async () => {
   await until("a second one", () => cantle.json("tasks").filter((task) => task.name === "half_gpu").length === 2);
 });
 
-test("a GPU in MIG mode, of an agent beside it, is drawn with its instance", async () => {
+test("a GPU in MIG mode, of an agent next to it, is drawn with its instance", async () => {
   const words = [cantle.env.CANTLE, "daemon", "--dynamic-gpus", "--gpus", "3", "--queue", "mig=task", "--create-queue"];
   beside = cantle.spawn(words);
   await until("its queue", () => cantle.json("queues").some((queue) => queue.name === "mig"));

@@ -40,7 +40,7 @@ test("a project without a quota shows what it has", async () => {
 test("a quota that is granted on the page is the server's, with what is lent beyond it", async () => {
   await grant("vision", { "GPUs guaranteed": "1", "Limit, GPUs": "1.5", Weight: "2" });
   await shows("vision", "Over quota 0.5 GPU");
-  await shows("vision", "Deserved 1 GPU");
+  await shows("vision", "Quota 1 GPU");
   await shows("vision", "Limit 1.5 GPUs");
   const [quota] = cantle.json("quota", "show", "vision");
   assert.deepEqual([quota.gpu.deserved, quota.gpu.limit, quota.gpu.weight], [1000, 1500, 2]);
@@ -83,7 +83,7 @@ test("another project is granted before its first task comes", async () => {
   await form.getByLabel("Project").fill("speech");
   await form.getByLabel("GPUs guaranteed").fill("0.5");
   await form.getByRole("button", { name: "Save" }).click();
-  await shows("speech", "Deserved 0.5 GPU");
+  await shows("speech", "Quota 0.5 GPU");
 });
 
 test("nothing went wrong in the page", () => {

@@ -29,7 +29,8 @@ async function report(name, rate) {
     CLEARML_FILES_HOST: `${cantle.url}/files`,
     CLEARML_API_ACCESS_KEY: cantle.keys.access_key,
     CLEARML_API_SECRET_KEY: cantle.keys.secret_key,
-    // Otherwise the SDK asks git from a thread, beside others; now and then its fork is stuck for ever, with any server.
+    // Otherwise the SDK asks git from a thread, in parallel to others; now and then its fork is stuck forever, with any
+    // server.
     CLEARML__SDK__DEVELOPMENT__VCS_REPO_DETECT_ASYNC: "false",
   };
   const { stdout } = await promisify(execFile)(PYTHON, [path.join(cantle.home, "report.py"), name, String(rate)], { env, cwd: cantle.home, timeout: 180_000 });
@@ -195,7 +196,7 @@ test("two tasks side by side: what differs, and their lines in one graph", { ski
   await table.getByText("0.05").waitFor();
   await table.getByText("0.2").waitFor();
   assert.equal(await table.getByText("steps", { exact: true }).count(), 0, "what is the same is left out");
-  await page.getByLabel("Show those that are the same").check();
+  await page.getByLabel("Show equal parameters").check();
   await table.getByText("steps", { exact: true }).waitFor();
   const graph = page.locator('[data-graph="loss / train"]');
   await graph.locator("canvas").waitFor();

@@ -1,4 +1,4 @@
-// Runs the tests in this folder, one file after the other, and closes with the line that every suite closes with.
+// Runs the tests in this directory, one file after the other, and closes with the line that every suite closes with.
 
 import { readdirSync } from "node:fs";
 import path from "node:path";

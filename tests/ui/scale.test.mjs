@@ -1,4 +1,4 @@
-// 10,000 tasks and 200 GPUs: the page paints at once, scrolls smoothly, and is told only what changed.
+// 10,000 tasks and 200 GPUs: the page paints at once, scrolls smoothly, and gets only changes.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";

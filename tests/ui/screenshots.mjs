@@ -1,4 +1,4 @@
-// Pictures of every page for README and docs, light and dark, wide and narrow: `make screenshots` makes them anew.
+// Pictures of every page for README and docs, light and dark, wide and narrow: `make screenshots` takes them again.
 
 import { mkdirSync } from "node:fs";
 import path from "node:path";
@@ -7,7 +7,7 @@ import { Cantle, ROOT, closeBrowser, live, open, until } from "./cantle.mjs";
 
 const OUT = path.join(ROOT, "docs/screenshots");
 const QUEUES = ["train=2", "finetune=0.5", "notebook=0.25", "eval=1"];
-/** Takes 1 GiB of each of its GPUs with every epoch, up to so many, and prints as a training does. */
+/** Takes 1 GiB of each of its GPUs with every epoch, up to a limit, and prints as a training does. */
 const TRAINING = `
 import ctypes, sys, time
 cuda, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()

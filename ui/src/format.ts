@@ -1,4 +1,4 @@
-// Numbers and times for people. Every number says its unit.
+// Numbers and times for people. Every number has its unit.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 

@@ -1,4 +1,4 @@
-// What the page knows, kept fresh by one event stream. Components read the signals; nothing else polls the server.
+// The state of the page, kept current by one event stream. Components read the signals; nothing else polls the server.
 
 import { batch, computed, signal } from "@preact/signals";
 import { call, resume } from "./api";
@@ -20,10 +20,12 @@ export const now = signal(Date.now());
 /** Newest first: ids of tasks by time of creation. */
 export const taskList = computed(() => [...tasks.value.values()].sort((a, b) => (a.created < b.created ? 1 : a.created > b.created ? -1 : 0)));
 
+/** How many of the newest tasks the page has from the start, and how many it asks for at a time: the list is there with the first of them. */
 const TASKS_AT_START = 10_000;
+const TASKS_AT_A_TIME = 500;
 const EVENTS_KEPT = 1_000;
 
-/** Ids whose task came by the stream while the whole list was on its way: the stream is newer. */
+/** Ids whose task came by the stream while the list is on its way: the stream is newer. Each load has a set of its own. */
 let newer: Set<string> | null = null;
 
 function mergeTasks(changed: TaskView[]): void {
@@ -48,30 +50,44 @@ function merged<T>(old: T[], changed: T[], idOf: (item: T) => string, nameOf: (i
   return [...byId.values()].sort((a, b) => (nameOf(a) < nameOf(b) ? -1 : 1));
 }
 
+const getTasks = async (what: object): Promise<TaskView[]> => (await call<{ tasks: TaskView[] }>("cantle.get_tasks", what)).tasks;
+
 async function loadAll(): Promise<void> {
-  newer = new Set();
-  const [list, log] = await Promise.all([
-    call<{ tasks: TaskView[] }>("cantle.get_tasks", { limit: TASKS_AT_START }),
+  const changed = (newer = new Set<string>());
+  // A page that was cut off keeps its list until the new one is complete.
+  const empty = tasks.value.size === 0;
+  const found = new Map<string, TaskView>();
+  const show = () => {
+    const came = [...changed].flatMap((id) => tasks.value.get(id) ?? []);
+    tasks.value = new Map([...found, ...came.map((task) => [task.id, task] as const)]);
+  };
+  // Running tasks may be older than the newest tasks.
+  const [running, newest, log] = await Promise.all([
+    getTasks({ status: ["in_progress"], limit: TASKS_AT_A_TIME }),
+    getTasks({ limit: TASKS_AT_A_TIME }),
     call<{ events: EventView[] }>("cantle.get_events", { limit: EVENTS_KEPT }),
   ]);
+  for (const task of [...running, ...newest]) found.set(task.id, task);
   batch(() => {
-    const current = new Map(list.tasks.map((task) => [task.id, task]));
-    for (const id of newer ?? []) {
-      const task = tasks.value.get(id);
-      if (task) current.set(id, task);
-    }
-    newer = null;
-    tasks.value = current;
+    if (empty) show();
     events.value = [];
     mergeEvents(log.events);
     connection.value = "live";
   });
+  for (let last = newest; last.length === TASKS_AT_A_TIME && found.size < TASKS_AT_START; ) {
+    last = await getTasks({ limit: TASKS_AT_A_TIME, older_than: last.at(-1)!.id });
+    // The stream has restarted meanwhile.
+    if (newer !== changed) return;
+    for (const task of last) found.set(task.id, task);
+    if (empty) show();
+  }
+  show();
+  newer = null;
 }
 
 /** Fetches one task that is not in the list, e.g. an old one that a link points at. */
 export async function fetchTask(id: string): Promise<void> {
-  const found = await call<{ tasks: TaskView[] }>("cantle.get_tasks", { id: [id] });
-  mergeTasks(found.tasks);
+  mergeTasks(await getTasks({ id: [id] }));
 }
 
 /** Shares follow from everything else, so they do not come by the stream: who shows them asks when something happened. */

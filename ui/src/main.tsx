@@ -2,6 +2,7 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 import { resume, session } from "./api";
 import { connect, connection } from "./live";
+import { Audit } from "./pages/Audit";
 import { Compare } from "./pages/Compare";
 import { Events } from "./pages/Events";
 import { Gpus } from "./pages/Gpus";
@@ -36,6 +37,8 @@ function Page() {
       return <Projects />;
     case "events":
       return <Events />;
+    case "audit":
+      return <Audit />;
     case "settings":
       return <Settings />;
     default:

@@ -1,4 +1,4 @@
-// Where we are: the URL is the only place that says so, filters included, so every view can be linked and shared.
+// The current view: only the URL stores it, including filters, so every view can be linked and shared.
 
 import { computed, signal } from "@preact/signals";
 

@@ -17,7 +17,7 @@ export interface SliceView {
   /** What keeps the task to it; absent until it has started. */
   enforcement?: "mount_namespace" | "container" | "preload";
   /** Its part of the GPU's compute time; absent where the driver divides. */
-  compute?: { mode: "fair" | "strict"; request_milli: number; limit_milli: number | null; share_ppm: number | null; gate_wait_us: number };
+  compute?: { mode: "fair" | "strict"; request_milli: number; limit_milli: number | null; share_ppm: number | null; gpu_time_us?: number; gate_wait_us: number };
   /** The biggest of its processes. */
   processes?: { pid: number; memory_bytes: number }[];
 }
@@ -116,6 +116,52 @@ export interface EventView {
   queue?: string;
   node?: string;
   message: string;
+  /** Who made it happen; absent: the server itself. */
+  who?: string;
+}
+
+/** A login of a person: `cantle.get_sessions`. */
+export interface SessionView {
+  id: string;
+  user: string;
+  /** `page` or `command line`. */
+  via: string;
+  client: string;
+  from: string;
+  created: string;
+  expires: string;
+  last_used: string;
+  last_used_from: string;
+  /** It is the one of this page. */
+  is_own: boolean;
+}
+
+/** A record of the audit. */
+export interface AuditView {
+  id: number;
+  time: string;
+  user: string;
+  from: string;
+  action: string;
+  /** `done`, or why it was refused. */
+  outcome: string;
+  subject: string;
+  before: unknown;
+  after: unknown;
+}
+
+/** A run of a task: `cantle.get_runs`. */
+export interface RunView {
+  run: number;
+  queue: string | null;
+  node: string | null;
+  milli: number;
+  started: string | null;
+  ended: string | null;
+  /** Null while it lasts. */
+  outcome: string | null;
+  exit_code: number | null;
+  why: string | null;
 }
 
 export interface Explanation {

@@ -1,11 +1,11 @@
-//! The arrows of docs/ARCHITECTURE.md, read back from `cargo metadata`.
+//! Checks the dependencies of docs/ARCHITECTURE.md against `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Who may use whom. A crate may also use whatever the crates it names may use.
+/// The allowed dependencies between crates. A crate may also use whatever the crates it names may use.
 const ARROWS: [(&str, &[&str]); 21] = [
     ("arbiter", &[]),
     ("model", &[]),

@@ -1,4 +1,4 @@
-//! The shared objects that go into users' processes.
+//! Builds the shared objects that are loaded into users' processes.
 //!
 //! They are linked without the compiler's start files, against *stubs* of the C library that have only the symbols which every
 //! glibc since 2.17 has, under their oldest versions. So they run on old systems wherever they were built, and a call to
@@ -25,7 +25,7 @@ pub(crate) struct Artifact {
 
 const CUDA_BEHIND: &str = "/run/cantle/real/libcuda.so.1";
 
-/// What is built.
+/// The libraries to build.
 pub(crate) const ARTIFACTS: [Artifact; 5] = [
     Artifact { feature: "cuda", file: "libcuda.so.1", dir: "", filters: Some(CUDA_BEHIND) },
     // Mounted in place of the first where a slice's compute share is enforced.
@@ -111,7 +111,7 @@ fn stub(dir: &Path, file: &str, soname: &str, symbols: &[&str]) -> Result<PathBu
 fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
     let mut linker = vec!["-nostartfiles".to_owned(), "-nostdlib".to_owned()];
     linker.extend(
-        // Symbolic: what these libraries say of their own functions is not for another library of the program to change.
+        // Symbolic: another library of the program must not change the definitions of these libraries.
         ["--no-undefined", "-Bsymbolic", "-z,relro", "-z,now", "-z,nodelete", "--hash-style=both"]
             .map(|flag| format!("-Wl,{flag}")),
     );

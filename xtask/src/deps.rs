@@ -1,4 +1,5 @@
-//! Licenses and bans of deny.toml, checked without a network (the file is cargo-deny's, which may be used as well).
+//! Checks licenses and bans of deny.toml without a network. The file has cargo-deny's format, so cargo-deny can be used
+//! as well.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `dist/`: the binary, the filter libraries, the simulated driver (layout: docs/reference/layout.md).
+//! Builds `dist/`: the binary, the filter libraries, the simulated driver (layout: docs/reference/layout.md).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,12 +14,17 @@ const SIMULATED: [(&str, &str); 4] = [
     ("cudart12", "libcudart.so.12"),
 ];
 
-/// What is built.
+/// The packages to build.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
-    /// What is installed: release profile, into `dist/`.
+    /// The installed files: release profile, into `dist/`.
     Release,
-    /// What the example runs: dev profile, without the web page, into `target/demo/`. A newcomer waits a third of the time.
+    /// The contents of packages: linked against glibc 2.28, dist profile, into `target/portable/`.
+    Packages,
+    /// The same of the release profile, which the gate has compiled already.
+    PackagesForTests,
+    /// The programs that the example runs: dev profile, without the web page and Kubernetes, into `target/demo/`. A newcomer
+    /// waits a third of the time.
     Demo,
 }
 
@@ -27,16 +32,32 @@ impl Build {
     /// Cargo's name of the profile, and of its directory in `target/`.
     fn profile(self) -> (&'static str, &'static str) {
         match self {
-            Self::Release => ("release", "release"),
+            Self::Release | Self::PackagesForTests => ("release", "release"),
+            Self::Packages => ("dist", "dist"),
             Self::Demo => ("dev", "debug"),
+        }
+    }
+
+    /// The demo runs in no cluster; Kubernetes is 82 of the 393 packages that the whole program compiles.
+    const fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Release | Self::Packages | Self::PackagesForTests => &[],
+            Self::Demo => &["--no-default-features"],
         }
     }
 
     fn directory(self) -> PathBuf {
         match self {
             Self::Release => crate::root().join("dist"),
+            Self::Packages | Self::PackagesForTests => crate::target_dir().join("portable"),
             Self::Demo => crate::target_dir().join("demo"),
         }
+    }
+
+    /// rustc's argument for what is linked. zig has the symbols of every glibc, and links against those of an old one (docs/adr/0042).
+    fn linker(self) -> Option<String> {
+        matches!(self, Self::Packages | Self::PackagesForTests)
+            .then(|| format!("-Clinker={}", crate::root().join("packaging/cc.sh").display()))
     }
 }
 
@@ -49,16 +70,19 @@ pub(crate) fn build(what: Build) -> Result<()> {
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    if what == Build::Release {
+    if what != Build::Demo {
         web_page()?;
     }
     let (profile, made) = what.profile();
     let made = crate::target_dir().join(made);
-    crate::run("cargo", &["build", "--profile", profile, "--locked", "-p", "cantle-cli"])?;
+    let words = ["rustc", "--profile", profile, "--locked", "-p", "cantle-cli", "--bin", "cantle"];
+    let linker = what.linker();
+    let linker: Vec<&str> = linker.iter().map(String::as_str).collect();
+    crate::run("cargo", &[&words[..], what.features(), &["--"], &linker].concat())?;
     install_stripped(&made.join("cantle"), &bin.join("cantle"))?;
     crate::build_shim::build(&lib.join("shim"), &crate::target_dir())?;
     for (feature, soname) in SIMULATED {
-        simulated(profile, feature, soname)?;
+        simulated(profile, feature, soname, &linker)?;
         install(&made.join("libcantle_simgpu.so"), &lib.join("sim").join(soname))?;
     }
     let seconds = began.elapsed().as_secs();
@@ -66,8 +90,8 @@ pub(crate) fn build(what: Build) -> Result<()> {
     Ok(())
 }
 
-/// The page that the binary embeds. Without Node.js it is left out, and the server says so at `/ui`. A page that is newer than its
-/// sources stays: a new one would have cargo compile the server and all that is built with it once more.
+/// The page that the binary embeds. Without Node.js it is omitted, and the server reports that at `/ui`. A page that is
+/// newer than its sources stays: a new one would have cargo compile the server and all that is built with it once more.
 fn web_page() -> Result<()> {
     let ui = crate::root().join("ui");
     if changed(&ui.join("dist/index.html"))
@@ -95,12 +119,11 @@ fn newest(directory: &Path) -> Option<SystemTime> {
     sources.map(|entry| entry.path()).filter_map(|path| changed(&path).max(newest(&path))).max()
 }
 
-fn simulated(profile: &str, feature: &str, soname: &str) -> Result<()> {
+fn simulated(profile: &str, feature: &str, soname: &str, linker: &[&str]) -> Result<()> {
     let link = format!("link-arg=-Wl,-soname,{soname}");
     let args =
         ["rustc", "--profile", profile, "--locked", "-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib"];
-    let args: Vec<&str> = args.into_iter().chain(["--features", feature, "--", "-C", &link]).collect();
-    crate::run("cargo", &args)
+    crate::run("cargo", &[&args[..], &["--features", feature, "--", "-C", &link], linker].concat())
 }
 
 /// Puts a file in place by rename, so that a running program keeps the one it has mapped.

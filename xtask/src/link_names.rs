@@ -1,9 +1,10 @@
 //! Names for link editors: a program that is linked in a slice finds in a filter every function of the driver.
 //!
-//! A filter defines only what a slice changes. The dynamic loader finds the rest in the real library behind it (`DT_NEEDED`), but
-//! link editors don't look there. They read the table of symbols that the *section headers* name; the loader reads the one that
-//! `DT_SYMTAB` names, and no section headers at all. So behind the end of the file comes a second table, the first one's symbols and
-//! then the other names, and the section headers name that. What is loaded stays as it was, byte by byte (ADR 0016).
+//! A filter defines only what a slice changes. The dynamic loader finds the rest in the real library behind it
+//! (`DT_NEEDED`), but link editors do not look there. They read the table of symbols that the *section headers* name; the
+//! loader reads the one that `DT_SYMTAB` names, and no section headers at all. So a second table is appended to the file,
+//! with the first one's symbols and then the other names, and the section headers name that one. The loaded parts do not
+//! change by a byte (ADR 0016).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +20,7 @@ use object::pod::{bytes_of, from_bytes, slice_from_bytes};
 
 use crate::build_shim::Artifact;
 
-/// Whose functions they are: the gate is in front of the same library as the plain filter.
+/// The sources of the functions: the gate is in front of the same library as the plain filter.
 fn driver_of(artifact: &Artifact) -> &'static str {
     if artifact.feature == "gate" { "cuda" } else { artifact.feature }
 }
@@ -63,7 +64,7 @@ fn add_names(bytes: &mut Vec<u8>, wanted: &BTreeSet<String>) -> Result<()> {
     let known = symbols.len() / size_of::<Sym64<LE>>();
     let (defined, _) = slice_from_bytes::<Sym64<LE>>(&symbols, known).map_err(malformed)?;
     let defined: Vec<_> = defined.iter().filter(|symbol| symbol.st_shndx.get(LE) != SHN_UNDEF).collect();
-    // Of the section that holds the code, and behind its end: no code of ours is ever shown under one of these names.
+    // Of the section that holds the code, and behind its end: no code of cantle is ever shown under one of these names.
     let section = defined.first().context("it defines nothing")?.st_shndx;
     let code = sections.get(usize::from(section.get(LE))).context("no code")?;
     let value = U64::new(LE, code.sh_addr.get(LE) + code.sh_size.get(LE));

@@ -1,4 +1,5 @@
-//! The tested path is the customer's path: no suite switches simulation on for the product, and no product code asks for it.
+//! Checks that tests use the same code path as users: no suite switches simulation on for the product, and no product code
+//! asks for it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +8,16 @@ use anyhow::{Context, Result, bail};
 /// Folders with suites that run on a machine with GPUs (`tests/machine.py`).
 const SUITES: [&str; 9] =
     ["bench", "bypass", "clearml", "cluster", "docker", "e2e", "frameworks", "gpu", "ui"];
-/// What would switch it on, or move what a customer leaves where it is.
+/// Words that would switch simulation on, or move files that a user leaves in place.
 const SWITCHES: [&str; 3] = ["CANTLE_SIM_", "--sim-gpus", "CANTLE_STATE_DIR"];
-/// Tests of the switch itself, which newcomers use, and a server without GPUs, of which one machine has several.
-const EXCEPT: [&str; 2] = ["tests/e2e/test_sim_gpus.py", "tests/cluster/queues.py"];
+/// Tests of the switch itself and of the pages that name it, which newcomers use, and servers without GPUs, of which one machine has several.
+const EXCEPT: [&str; 5] = [
+    "tests/e2e/test_sim_gpus.py",
+    "tests/e2e/test_pages.py",
+    "tests/e2e/test_rights.py",
+    "tests/e2e/box.py",
+    "tests/cluster/queues.py",
+];
 /// Rooms in which a driver may be named by a folder: the one that offers it, for tests.
 const MAY_NAME_A_FOLDER: [&str; 2] = ["crates/driver/", "crates/machine/"];
 

@@ -1,4 +1,4 @@
-//! House keeping of the repository: `cargo xtask arch | deps | dist | machine-path | quick | test | verify-shim`.
+//! The tasks of the repository: `cargo xtask arch | deps | dist | machine-path | quick | test | verify-shim`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program for developers")]
 
 mod arch;
@@ -20,9 +20,10 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
   deps          check licenses and banned crates against deny.toml
-  dist [shim|demo]
-                build everything, or only the filter libraries, into dist/; demo: what the example runs, unoptimized, into
-                target/demo/
+  dist [shim|packages|packages-for-tests|demo]
+                build everything, or only the filter libraries, into dist/; packages: everything for glibc 2.28 and small, into
+                target/portable/; packages-for-tests: the same of the release profile; demo: what the example runs,
+                unoptimized, into target/demo/
   machine-path  check that no suite switches simulation on and no product code asks for it
   quick [--no-nextest] [CRATE…]
                 format, clippy and tests of what changed against main, or of the crates named, and of what depends on it
@@ -37,6 +38,8 @@ fn main() -> ExitCode {
         ["arch"] => arch::check().and_then(|()| type_names::check()),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(dist::Build::Release),
+        ["dist", "packages"] => dist::build(dist::Build::Packages),
+        ["dist", "packages-for-tests"] => dist::build(dist::Build::PackagesForTests),
         ["dist", "demo"] => dist::build(dist::Build::Demo),
         ["machine-path"] => machine_path::check(),
         ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
@@ -62,7 +65,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's output directory.
 #[expect(clippy::disallowed_methods, reason = "cargo's own variable")]
 fn target_dir() -> PathBuf {
     std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from)

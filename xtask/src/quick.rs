@@ -1,4 +1,5 @@
-//! `cargo xtask quick`: the loop of one change. Format, clippy and tests of what changed against `main` and of what depends on it.
+//! `cargo xtask quick`: checks one change. Format, clippy and tests of the packages that changed against `main` and of those
+//! that depend on them.
 //!
 //! Tests are built for the whole workspace in the dev profile and chosen by target and filter: with fewer packages cargo would choose
 //! other features, and build the dependencies once more.
@@ -16,7 +17,7 @@ use changes::{Changes, Workspace};
 
 /// Test programs that take longer than the loop may.
 const SLOW: [&str; 5] = ["crowd", "model", "node", "quality", "world"];
-/// Random cases per property. The gate tries as many as each test says.
+/// Random cases per property. The gate runs the number that each test sets.
 const CASES: &str = "200";
 const SCENARIOS: &str = "scenarios";
 
@@ -55,7 +56,7 @@ fn steps(clock: &mut Clock, plan: &Plan, workspace: &Workspace, nextest: Option<
 }
 
 impl Plan {
-    /// What is named, or without names what changed; `None` if that is nothing.
+    /// The named crates, or without names the changed ones; `None` if there are none.
     fn new(workspace: &Workspace, names: &[&str]) -> Result<Option<Self>> {
         let Changes { packages: changed, scenarios } = if names.is_empty() {
             let files = changes::changed_files()?;
@@ -137,7 +138,7 @@ fn cargo(args: &[&str]) -> Result<()> {
     call("cargo", args)
 }
 
-/// Runs a program in the root. Its own output says what is wrong, so the error only names it.
+/// Runs a program in the root. Its own output has the fault, so the error only names it.
 fn call(program: &str, args: &[&str]) -> Result<()> {
     let mut command = Command::new(program);
     command.args(args).current_dir(crate::root()).env("PROPTEST_CASES", CASES);

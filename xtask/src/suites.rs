@@ -1,5 +1,5 @@
-//! The test suites: each runs as a user would run it, keeps its output in `target/test-logs/<suite>.log` and closes with
-//! `N passed, N failed, N skipped`. Suites run side by side as far as the machine's cores allow.
+//! The test suites: each runs as a user would run it, writes its output to `target/test-logs/<suite>.log` and ends with
+//! `N passed, N failed, N skipped`. Suites run in parallel as far as the machine's cores allow.
 
 mod count;
 mod output;
@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use count::{Count, closing_line};
 use schedule::Load;
 
-/// Exit code of a program that could not run here and says why in its last line.
+/// Exit code of a program that could not run here; its last line has the reason.
 const SKIPPED: i32 = 77;
 
 /// One command of a suite, run in the repository's root; spaces separate its words.
@@ -49,11 +49,11 @@ const fn suite(name: &'static str, load: Load, steps: &'static [Step]) -> Suite 
     Suite { name, load, steps }
 }
 
-/// In the order in which they start: what says most about what is broken, then the long ones.
+/// In the order in which they start: the most informative suites first, then the long ones.
 ///
-/// They share nothing but the cores: each has machines, directories, ports and engines of its own. What cargo compiles is the whole
-/// workspace in the dev profile: fewer packages or another profile mean other features, and with them all dependencies
-/// once more. `nice`: the compiler waits for the tests that run beside it.
+/// They share nothing but the cores: each has machines, directories, ports and engines of its own. Cargo compiles the whole
+/// workspace in the dev profile: fewer packages or another profile mean other features, and with them all dependencies once
+/// more. `nice`: the compiler gives way to the tests that run in parallel.
 const SUITES: &[Suite] = &[
     suite(
         "style",
@@ -61,6 +61,8 @@ const SUITES: &[Suite] = &[
         &[
             Run("cargo fmt --all --check"),
             Run("nice cargo clippy --workspace --all-targets --locked -- -D warnings"),
+            // The demo's features. Of the whole workspace, so that nothing below the command line is compiled again.
+            Run("nice cargo clippy --workspace --all-targets --no-default-features --locked -- -D warnings"),
             Run("cargo xtask arch"),
             Run("cargo xtask deps"),
             Run("cargo xtask machine-path"),
@@ -75,7 +77,8 @@ const SUITES: &[Suite] = &[
             Run("cargo test --workspace --locked --no-fail-fast"),
         ],
     ),
-    // It waits more than it computes, and watches the clock: after what compiles, and beside anything else.
+    // Two clusters at once. They wait more than they compute, and watch the clock: after what compiles, and in parallel to
+    // anything else.
     suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
     suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
     suite("world", 8, &[Run("env CANTLE_WORLD_SEEDS=200 cargo test --workspace --locked --test world")]),
@@ -109,7 +112,7 @@ const SUITES: &[Suite] = &[
     suite("packages", 8, &[Run("tests/packages/run.sh")]),
 ];
 
-/// How a suite ended.
+/// The result of a suite.
 struct Outcome {
     name: &'static str,
     seconds: u64,
@@ -221,7 +224,7 @@ fn run_steps(suite: &Suite, path: &Path, live: bool) -> Result<Count> {
     Ok(count)
 }
 
-/// Where a suite's output goes: to its file and, if it is the only one that runs, to the terminal.
+/// The destination of a suite's output: to its file and, if it is the only one that runs, to the terminal.
 struct Log {
     file: File,
     live: bool,
@@ -236,7 +239,7 @@ impl Log {
     }
 }
 
-/// Runs one command and counts the tests in what it says.
+/// Runs one command and counts the tests in its output.
 fn run_step(line: &str, log: &mut Log) -> Result<Count> {
     let mut words = line.split_whitespace();
     let program = words.next().context("an empty step")?;

@@ -1,4 +1,4 @@
-//! One concept, one name: a public type name stands in one crate only (docs/GLOSSARY.md).
+//! Checks that a public type name exists in one crate only (docs/GLOSSARY.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The gate in front of users' processes: what the shared objects need, export and contain.
+//! Checks the shared objects that are loaded into users' processes: what they need, export and contain.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,9 +20,9 @@ const NEWEST_GLIBC: (u32, u32) = (2, 17);
 /// Libraries that every system has.
 const ALWAYS_THERE: &[&str] =
     &["libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
-/// What a preload exports besides hooks.
+/// The exports of a preload, in addition to hooks.
 const PRELOAD_EXPORTS: &[&str] = &["dlsym"];
-/// What the panic machinery of `core` leaves behind, in symbols or in messages.
+/// Traces of `core`'s panic machinery, in symbols or in messages.
 const PANIC_TRACES: &[&str] =
     &["panicking", "rust_begin_unwind", "panicked at", "unwrap_failed", "/library/core/src"];
 
@@ -113,7 +113,8 @@ fn check_versions(file: &ElfFile64<'_, Endianness>) -> Result<Option<(u32, u32)>
     Ok(newest)
 }
 
-/// How many symbols the loader knows of: those behind them are for link editors. The second word of the older hash table.
+/// The number of symbols that the loader knows: those behind them are for link editors. The second word of the older hash
+/// table.
 fn loaded_symbols(file: &ElfFile64<'_, Endianness>) -> Result<usize> {
     let table = file.section_by_name(".hash").context("it has no .hash")?.data()?;
     let count = table.get(4..8).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);

@@ -48,6 +48,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if eq .Values.webhook.certificates.mode "secret" }}{{ required "webhook.certificates.secret.name is needed with mode: secret" .Values.webhook.certificates.secret.name }}{{ else }}{{ include "cantle.webhook" . }}-tls{{ end }}
 {{- end }}
 
+{{- define "cantle.server" -}}
+{{ include "cantle.fullname" . }}-server
+{{- end }}
+
 {{- define "cantle.scheduler" -}}
 {{ include "cantle.fullname" . }}-scheduler
 {{- end }}

@@ -1,10 +1,10 @@
-//! The loop, and what goes from one part of the agent to another.
+//! The agent's main loop, and the messages between its parts.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_clearml::WireError;
-use cantle_model::LeaseId;
+use cantle_model::{Gpu, LeaseId, Milli};
 use cantle_node::{GpuClaim, own_holder};
 use cantle_runtime::alive;
 use cantle_sched::Eviction;
@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::claims::{Claims, Handover};
+use crate::doorbell::Doorbell;
 use crate::entry::{Entry, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
@@ -22,9 +23,9 @@ use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
 use crate::{AgentConfig, AgentError, setup};
 
-/// How long a pass may take to end when the daemon is to stop.
+/// The longest time that a pass may take to end when the daemon has to stop.
 const FINISH_PASS: Duration = Duration::from_secs(5);
-/// After the grace period of a task, for its supervisor to write down how it ended.
+/// After the grace period of a task, for its supervisor to record how it ended.
 const SUPERVISOR_EXTRA: Duration = Duration::from_secs(3);
 /// For the last reports to the server.
 const GOODBYE: Duration = Duration::from_secs(10);
@@ -37,6 +38,7 @@ pub(crate) struct Agent {
     executor: Executor,
     reporter: Reporter,
     backoff: Backoff,
+    doorbell: Doorbell,
     /// The GPUs are this agent's.
     claim: GpuClaim,
     /// The driver's libraries on this machine are no longer those that were opened.
@@ -55,12 +57,12 @@ pub async fn daemon(
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
     let mut release = Release::listen()?;
-    let mut ended = serve(config.clone(), &mut stop, &mut release, ready).await?;
+    let mut ended = serve(config.clone(), &mut stop, &mut release, Opened::First, ready).await?;
     while let Some(closed) = ended.closed_for() {
         if release.wait(&mut stop, closed).await {
             break;
         }
-        ended = match serve(config.clone(), &mut stop, &mut release, || ()).await {
+        ended = match serve(config.clone(), &mut stop, &mut release, Opened::Again, || ()).await {
             Ok(ended) => ended,
             Err(error) => {
                 tracing::error!(%error, "the GPUs cannot be served again yet");
@@ -71,14 +73,31 @@ pub async fn daemon(
     Ok(())
 }
 
+/// How the driver is opened: for the first time, or again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opened {
+    First,
+    /// The administrator who had it closed has finished the reset.
+    Again,
+}
+
 /// From the opening of the driver to its end.
 async fn serve(
     config: AgentConfig,
     stop: &mut watch::Receiver<bool>,
     release: &mut Release,
+    opened: Opened,
     ready: impl FnOnce(),
 ) -> Result<Ended, AgentError> {
-    let mut agent = setup::set_up(config).await?;
+    // It may wait for the server.
+    let mut agent = tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop) => return Ok(Ended::Stopped),
+        made = setup::set_up(config) => made?,
+    };
+    if opened == Opened::Again {
+        agent.env.node.forget_gpu_faults(&agent.env.gpus)?;
+    }
     let metrics = match &agent.env.config.metrics_listen {
         Some(listen) => Some(agent.env.meter.serve(listen).await?),
         None => None,
@@ -102,6 +121,7 @@ impl Agent {
     pub(crate) fn new(env: Environment, claim: GpuClaim, history: History) -> Self {
         let env = Arc::new(env);
         let executor = Executor::new(&env);
+        let doorbell = Doorbell::new(&env);
         Self {
             env,
             planner: Planner::new(history),
@@ -109,6 +129,7 @@ impl Agent {
             executor,
             reporter: Reporter::default(),
             backoff: Backoff::default(),
+            doorbell,
             claim,
             driver_replaced: false,
         }
@@ -118,6 +139,7 @@ impl Agent {
         let mut poll = interval(self.env.config.poll);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            self.doorbell.set_room(self.has_room());
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ended::Stopped,
@@ -128,6 +150,7 @@ impl Agent {
                     tracing::warn!("the driver stays open: tasks run here");
                 }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
+                () = self.doorbell.rung() => {}
                 _ = poll.tick() => {}
             }
             if let Some(library) = self.env.launcher.replaced_library() {
@@ -138,7 +161,7 @@ impl Agent {
                 }
                 self.meet_replaced_driver();
             }
-            // What happened together is handled together, before anything new is planned.
+            // All updates of one moment are handled together, before anything new is planned.
             while let Some((lease, update)) = self.executor.try_next_update() {
                 self.handle(&lease, update);
             }
@@ -148,8 +171,8 @@ impl Agent {
                 () = &mut pass => {}
                 // Its result borrows a lock, which must not be held over the wait below.
                 () = async { drop(stop.wait_for(|stop| *stop).await) } => {
-                    // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
-                    // disk, as if we had been killed.
+                    // Unfinished steps are completed, unless the server keeps them waiting. The state of an aborted
+                    // step is on disk, as after a kill.
                     let _ = timeout(FINISH_PASS, pass).await;
                     return Ended::Stopped;
                 }
@@ -177,7 +200,7 @@ impl Agent {
         job.daemon = own_holder();
         dir.write(&job)?;
         let has_ended = dir.outcome()?.is_some();
-        // What the server wants it repeats; the task may be in its abort callback.
+        // The server repeats its request; the task may be in its abort callback.
         let stop = dir.stop()?.filter(|stop| !stop.is_told());
         let entry = Entry { dir, job, stop };
         if has_ended {
@@ -220,7 +243,7 @@ impl Agent {
         }
     }
 
-    /// Everything there is to do now. A server that is away never holds up local work.
+    /// Everything there is to do now. An unreachable server never delays local work.
     async fn pass(&mut self) {
         self.executor.scan(&self.env);
         if !self.backoff.is_due() {
@@ -273,7 +296,7 @@ impl Agent {
         }
     }
 
-    /// Starts whatever can start now, and asks to stop tasks for those that could start then.
+    /// Starts the tasks that can start now, and requests the stop of others for those that could start then.
     async fn start_waiting(&mut self) -> Result<(), WireError> {
         if self.driver_replaced {
             return Ok(());
@@ -293,7 +316,18 @@ impl Agent {
         Ok(())
     }
 
-    /// Plans, and writes down each placement while nobody else can decide about the GPUs.
+    /// Some GPU is not wholly taken by our tasks. The holdings of others are not considered.
+    fn has_room(&self) -> bool {
+        let taken = |gpu: &Gpu| -> u32 {
+            let own = self.claims.entries().chain(self.executor.entries()).chain(self.reporter.entries());
+            let slices = own.flat_map(|entry| &entry.job.slices);
+            slices.filter(|slice| slice.gpu == gpu.uuid).map(|slice| slice.milli.0).sum()
+        };
+        let mut gpus = self.env.gpus.iter();
+        self.env.config.allocation_mode.is_gpuless() || gpus.any(|gpu| taken(gpu) < Milli::ONE.0)
+    }
+
+    /// Plans, and records each placement while no other process can decide about the GPUs.
     fn place(&mut self, inputs: &PlanInputs) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
         let mut own = self.own_tasks();
         cantle_node::mig::look(self.env.driver.as_ref(), &self.env.node, &self.env.gpus);
@@ -323,7 +357,7 @@ impl Agent {
         }
         match timeout(GOODBYE, self.say_goodbye()).await {
             Ok(Ok(())) => {}
-            // What is not delivered is on disk; the next daemon delivers it.
+            // Undelivered results are on disk; the next daemon delivers them.
             Ok(Err(error)) => tracing::warn!(%error, "not everything could be reported"),
             Err(_) => tracing::warn!("not everything could be reported in time"),
         }

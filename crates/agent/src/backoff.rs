@@ -1,4 +1,4 @@
-//! When the server is called again after it did not answer.
+//! Decides when the server is called again after it did not answer.
 
 use std::time::Duration;
 

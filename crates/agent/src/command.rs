@@ -1,4 +1,4 @@
-//! What to execute for a task.
+//! Builds the command that a task executes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -43,8 +43,7 @@ pub(crate) fn is_sdk(argv: &[OsString]) -> bool {
     argv.first().is_some_and(|program| program == CLEARML_AGENT)
 }
 
-/// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token, which
-/// ends by itself and makes no other keys.
+/// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token of this run.
 fn environment(
     task: &tasks::Task,
     config: &AgentConfig,

@@ -21,7 +21,7 @@ pub enum AllocationMode {
     /// All its GPUs, to one task at a time.
     #[default]
     AllGpus,
-    /// To each what its queue's spec says (`--dynamic-gpus`).
+    /// Each task gets the slice of its queue's spec (`--dynamic-gpus`).
     Slices,
     /// No GPU; one task at a time (`--cpu-only`).
     NoGpu,
@@ -38,7 +38,7 @@ impl AllocationMode {
         matches!(self, Self::NoGpu | Self::Services { .. })
     }
 
-    /// How many tasks run at once, where that is not a matter of GPUs.
+    /// Maximum number of concurrent tasks, where GPUs do not limit it.
     pub(crate) const fn at_once(self) -> Option<usize> {
         match self {
             Self::AllGpus | Self::Slices => None,
@@ -69,9 +69,9 @@ pub struct AgentConfig {
     pub gpus: GpuList,
     /// `--gpus` as it was written: worker ids repeat it.
     pub gpus_text: Option<String>,
-    /// What tasks get.
+    /// The GPUs that tasks get.
     pub allocation_mode: AllocationMode,
-    /// Which of the agents without GPUs of this name it is.
+    /// Number of this agent among the agents without GPUs of this name.
     pub cpu_slot: usize,
     /// Order of queues, backfill, placement.
     pub policy: Policy,
@@ -79,7 +79,7 @@ pub struct AgentConfig {
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
-    /// Where the agent keeps what must outlive it.
+    /// Directory for the state that must outlive the agent.
     pub state_dir: PathBuf,
     /// The cantle binary, which is also each task's supervisor ([`cantle_runtime::TASK_INIT_COMMAND`]).
     pub program: PathBuf,
@@ -91,7 +91,7 @@ pub struct AgentConfig {
     pub schedule: Schedule,
     /// The longest time that a stop waits for a task's abort callback, if the task has one.
     pub abort_callback_max: Duration,
-    /// What is run for a plain command before it is stopped.
+    /// The command that runs before a plain command is stopped.
     pub abort_command: Option<AbortCommand>,
     /// How often a running task is reported as alive.
     pub ping_every: Duration,
@@ -103,21 +103,21 @@ pub struct AgentConfig {
     pub task_env: BTreeMap<String, OsString>,
     /// Run tasks in containers.
     pub docker: Option<Docker>,
-    /// Which enforcement is accepted.
+    /// The accepted backends of enforcement.
     pub wish: BackendChoice,
-    /// What tasks may do beyond what their users may.
+    /// Extra privileges of tasks.
     pub privileges: Privileges,
     /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
     pub mig: Option<GpuList>,
-    /// What happens to MIG instances that others have made.
+    /// The handling of MIG instances that others have created.
     pub mig_adopt: Adopt,
-    /// What a task gets that wants whole GPUs where some are in MIG mode.
+    /// The GPUs for a task that requests whole GPUs where some are in MIG mode.
     pub whole_gpu: WholeGpu,
-    /// What happens to a task that holds GPU memory outside its slice.
+    /// The handling of a task that holds GPU memory outside its slice.
     pub watch: Watch,
-    /// Where the agent's metrics can be read, e.g. `127.0.0.1:9401`; nowhere if `None`.
+    /// Address of the agent's metrics, e.g. `127.0.0.1:9401`; `None`: no metrics.
     pub metrics_listen: Option<String>,
-    /// When the agent is asked to stop, running tasks go on, and the next agent adopts them.
+    /// When the agent is asked to stop, running tasks continue, and the next agent adopts them.
     pub keep_tasks: bool,
 }
 
@@ -183,8 +183,8 @@ impl AgentConfig {
         format!("{}:{kind}{gpus}", self.name)
     }
 
-    /// Where its leases are. Agents without GPUs have a store of their own: if one of their tasks uses a GPU nevertheless,
-    /// that use is foreign to the agents that allocate the GPU.
+    /// Directory of its leases. Agents without GPUs have a store of their own: if one of their tasks uses a GPU
+    /// nevertheless, that use is foreign to the agents that allocate the GPU.
     pub(crate) fn node_dir(&self) -> PathBuf {
         if self.allocation_mode.is_gpuless() {
             NodeStore::gpuless_dir(&self.installation)

@@ -1,4 +1,4 @@
-//! Tasks in containers: which image, with which options, running what.
+//! Tasks in containers: chooses the image, the options and the command.
 
 use cantle_clearml::{Unrunnable, tasks};
 use cantle_driver::{ContainerParts, Driver};
@@ -31,7 +31,7 @@ impl Workers {
 /// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
 ///
 /// # Errors
-/// If the task's own options can't be read, or the driver can't say what a container needs of it.
+/// If the task's own options can't be read, or the driver can't list the files that a container needs.
 pub(crate) fn container_spec(
     driver: &dyn Driver,
     docker: &Docker,

@@ -1,4 +1,4 @@
-//! One task under one lease, and the tables in which the parts of the agent keep theirs.
+//! An entry: one task under one lease; and the tables in which the parts of the agent keep their entries.
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry as Slot, OccupiedEntry};
@@ -11,18 +11,19 @@ use crate::command;
 use crate::environment::Environment;
 use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
 
-/// A task under a lease. The claims pass it to the executor and that to the reporter; whoever has it decides about it.
+/// A task under a lease. The claims pass it to the executor, and the executor to the reporter. The part that owns it
+/// decides about it.
 pub(crate) struct Entry {
     /// Its files.
     pub(crate) dir: TaskFiles,
-    /// What its `job.json` says.
+    /// The contents of its `job.json`.
     pub(crate) job: TaskRecord,
     /// Why it is being stopped.
     pub(crate) stop: Option<Stop>,
 }
 
 impl Entry {
-    /// Writes down what will be run. This comes before the server is told that the task runs: a job without a command
+    /// Writes down what will be run. This comes before the report to the server that the task runs: a job without a command
     /// counts as one that the server never heard of.
     pub(crate) fn write_command(
         &mut self,
@@ -37,7 +38,7 @@ impl Entry {
         Ok(command)
     }
 
-    /// What `cantle.report_task` says about it.
+    /// The report of it for `cantle.report_task`.
     pub(crate) fn report(&self, env: &Environment, outcome: Option<&Outcome>) -> cantle::ReportTask {
         cantle::ReportTask {
             task: self.job.task.0.clone(),
@@ -98,7 +99,7 @@ impl<T> Tasks<T> {
     }
 }
 
-/// What this agent answers for, whichever part of it has the task.
+/// The tasks that this agent is responsible for, in any of its parts.
 #[derive(Default)]
 pub(crate) struct OwnTasks {
     pub(crate) leases: BTreeSet<LeaseId>,

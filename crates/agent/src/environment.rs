@@ -1,4 +1,4 @@
-//! What every part of the agent works with and none of them changes: its settings, the server, the GPUs, the lease store.
+//! What every part of the agent uses and none changes: settings, server, GPUs, lease store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::task_record::TaskRecord;
 /// Shared by reference. Only what locks itself (the journal, the meter, the lease store) changes.
 pub(crate) struct Environment {
     pub(crate) config: AgentConfig,
-    /// What the server calls this agent's part of the machine.
+    /// The server's name for this agent's part of the machine.
     pub(crate) node_name: String,
     /// The agent's own worker id.
     pub(crate) worker: String,
@@ -33,7 +33,7 @@ pub(crate) struct Environment {
     pub(crate) queues: Vec<Served>,
     pub(crate) jobs_dir: PathBuf,
     pub(crate) launcher: Launcher,
-    /// Where containers run, with `--docker`.
+    /// The container engine, with `--docker`.
     pub(crate) engine: Option<Engine>,
     pub(crate) meter: Meter,
     pub(crate) journal: Journal,

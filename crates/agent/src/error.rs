@@ -1,5 +1,5 @@
-//! What can go wrong in the agent, in one line each: what is wrong and what was given. [`AgentError::hints`] says what would
-//! help.
+//! The errors of the agent, one line each: what is wrong and the value that was given. [`AgentError::hints`] has the
+//! remedies.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub enum AgentError {
     Listen {
         /// As given.
         listen: String,
-        /// What the system says.
+        /// The error of the system.
         reason: String,
     },
     /// A queue that the server does not have.
@@ -31,7 +31,7 @@ pub enum AgentError {
     /// One queue under its name and its id.
     #[error("--queue {0}: names a queue that is listed already")]
     QueueTwice(String),
-    /// A signal that this process can't be told of.
+    /// A signal that this process can't receive.
     #[error("cannot listen for SIGUSR1: {0}")]
     Signal(io::Error),
     /// The server.
@@ -44,7 +44,7 @@ impl AgentError {
         NodeError::file(path, error).into()
     }
 
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {

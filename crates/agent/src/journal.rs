@@ -1,4 +1,4 @@
-//! What the agent noted and the server does not have yet: events, and lines for the logs of tasks.
+//! Records that the server does not have yet: events, and lines for the logs of tasks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ pub(crate) struct Journal {
 #[derive(Default)]
 struct Unsent {
     events: Vec<EventView>,
-    /// Lines of ours for tasks' logs.
+    /// The agent's own lines for tasks' logs.
     log_lines: Vec<ReportedEvent>,
     /// The next report about the node does not wait for its interval.
     node_changed: bool,
@@ -36,7 +36,7 @@ impl Journal {
         push_bounded(&mut self.unsent().events, event);
     }
 
-    /// Adds a line of ours to a task's log, with the next [`Journal::flush`].
+    /// Adds a line of the agent to a task's log, with the next [`Journal::flush`].
     pub(crate) fn add_to_log(&self, line: ReportedEvent) {
         push_bounded(&mut self.unsent().log_lines, line);
     }
@@ -50,7 +50,7 @@ impl Journal {
         self.unsent().node_changed
     }
 
-    /// Sends everything. What the server did not take stays for the next time.
+    /// Sends everything. Records that the server did not accept stay for the next attempt.
     pub(crate) async fn flush(&self, server: &Client) -> Result<(), WireError> {
         let lines = self.unsent().log_lines.clone();
         if !lines.is_empty() {

@@ -1,12 +1,12 @@
 //! The ClearML agent of a node (`cantle daemon`): takes tasks from queues in order of priority and runs them in slices.
 //!
-//! What every kind of node does (leases, capacity, launch, MIG, watchdog) is in `cantle-node`; this crate adds the queues of
-//! a ClearML server.
+//! The crate `cantle-node` has what every kind of node does: leases, capacity, launch, MIG, watchdog. This crate adds the
+//! queues of a ClearML server.
 //!
 //! # The life of a task
 //!
-//! A task is an `Entry` from its placement to its delivery. One part of the agent has it at a time and gives it
-//! on by value; no part sees what another has.
+//! A task is an `Entry` from its placement to its delivery. One part of the agent owns it at a time and passes it on by
+//! value. No part sees the entries of another.
 //!
 //! ```text
 //! queue ─► planner ─► claims ─► executor ─► reporter ─► server
@@ -24,16 +24,16 @@
 //! | running   | executor | lease: leader; `stop.json` if stopped | `Update::Ended` → ended                                |
 //! | ended     | reporter | `outcome.json`; the lease is gone     | `Reporter::deliver` → the server has the result        |
 //!
-//! The state follows from the files, so a daemon goes on where its killed predecessor stopped (`Agent::adopt`).
+//! The state follows from the files, so a daemon continues where its killed predecessor stopped (`Agent::adopt`).
 //!
 //! # The parts
 //!
 //! * `planner` reads the queues, the quotas and the node, and decides with the scheduler;
 //! * `claims` writes leases, takes tasks from their queues, and puts back what can't start;
-//! * `executor` starts, adopts, watches and stops tasks, and hears from them through updates;
-//! * `reporter` tells the server about the agent, the node, and the tasks with their logs and results;
+//! * `executor` starts, adopts, watches and stops tasks, and receives updates from them;
+//! * `reporter` reports to the server: the agent, the node, and the tasks with their logs and results;
 //! * `agent` is the loop, and carries entries from one part to the next;
-//! * `environment` is what all of them use and none changes.
+//! * `environment` has what all of them use and none changes.
 
 mod agent;
 mod backoff;
@@ -41,10 +41,12 @@ mod claims;
 mod command;
 mod config;
 mod container;
+mod doorbell;
 mod entry;
 mod environment;
 mod error;
 mod executor;
+mod first_call;
 mod journal;
 mod meter;
 mod planner;

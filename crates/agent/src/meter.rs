@@ -1,4 +1,4 @@
-//! What the agent counts about itself, and where it can be read: `--metrics-listen`. Names and labels are documented in
+//! The agent's own metrics, and the endpoint that serves them: `--metrics-listen`. Names and labels are documented in
 //! `docs/metrics.md`.
 
 use std::collections::BTreeMap;
@@ -34,13 +34,13 @@ pub(crate) struct Counts {
     pub(crate) preemptions: u64,
     /// Allocations that were refused, by GPU.
     pub(crate) refused: BTreeMap<GpuUuid, u64>,
-    /// What the watchdog found and did: `warn`, `kill`.
+    /// The findings and actions of the watchdog: `warn`, `kill`.
     pub(crate) watchdog: BTreeMap<&'static str, u64>,
-    /// Which task holds what.
+    /// The slices of each task.
     pub(crate) gpus: Vec<GpuView>,
 }
 
-/// What the agent assumed because it could not read what it was given.
+/// Values that the agent assumed because it could not read its input.
 pub(crate) static FALLBACKS: Fallbacks =
     Fallbacks::new(&[Fallback::UnreadableLeases, Fallback::UnreadableRequest]);
 
@@ -49,7 +49,7 @@ pub(crate) fn count<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K) {
     *counts.entry(key).or_default() += 1;
 }
 
-/// Shared between the agent's loop, which counts, and those who read.
+/// Shared between the agent's loop, which counts, and the readers.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     node: Arc<str>,
@@ -66,14 +66,14 @@ impl Meter {
             placements: BTreeMap::new(),
             preemptions: 0,
             refused: BTreeMap::new(),
-            // What can be counted is there from the start, as 0: rates need a first value.
+            // All counters exist from the start, as 0: rates need a first value.
             watchdog: BTreeMap::from([("warn", 0), ("kill", 0)]),
             gpus: Vec::new(),
         };
         Self { node: node.into(), counts: Arc::new(Mutex::new(counts)), mig: Stages::default() }
     }
 
-    /// For those who make MIG instances.
+    /// For the writers of MIG instances.
     pub(crate) fn mig(&self) -> Stages {
         self.mig.clone()
     }
@@ -233,6 +233,7 @@ mod tests {
             mode: GpuMode::Shared,
             allocated_milli: 250,
             slices: vec![slice],
+            fault: None,
         }
     }
 

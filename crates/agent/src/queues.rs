@@ -1,4 +1,4 @@
-//! The queues that the agent serves, and who waits in them.
+//! The queues that the agent serves, and the tasks that wait in them.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(crate) struct Served {
     pub(crate) spec: QueueSpec,
 }
 
-/// What a queue's tag `force_workers:…` or a worker's runtime property `force` sets about the hours at which tasks are taken.
+/// The override of the hours, from a queue's tag `force_workers:…` or a worker's runtime property `force`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Force {
     On,
@@ -44,14 +44,14 @@ impl Force {
     }
 }
 
-/// Who waits in one queue at one moment.
+/// The tasks that wait in one queue at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueueBacklog {
     pub(crate) force: Option<Force>,
     pub(crate) waiting: Vec<Queued>,
 }
 
-/// Who waits in which queue, by its id.
+/// The waiting tasks of each queue, by the queue's id.
 pub(crate) type Backlog = BTreeMap<QueueId, QueueBacklog>;
 
 /// A task at its place in a queue.
@@ -61,7 +61,7 @@ pub(crate) struct Queued {
     pub(crate) added_ms: i64,
 }
 
-/// What the command line gives a queue's tasks, as a person would write it.
+/// The slice of a queue's tasks, as written on the command line.
 pub(crate) fn spec_text(want: &QueueWant) -> String {
     match want {
         QueueWant::Fixed(GpuRequest::Fraction(milli)) => milli.to_string(),
@@ -122,7 +122,7 @@ async fn create_queue(server: &Client, name: &str) -> Result<String, WireError> 
     }
 }
 
-/// Who waits where, in one call.
+/// The waiting tasks of all queues, in one call.
 pub(crate) async fn read_backlog(env: &Environment) -> Result<Backlog, WireError> {
     let ids = env.queues.iter().map(|queue| queue.id.0.clone()).collect();
     let list = Listing::fields(ids, &["id", "name", "entries", "tags"]);

@@ -1,5 +1,5 @@
-//! The driver closed for a while, on request. An open session of its library keeps a GPU from being reset, and one before Hopper from
-//! changing its MIG mode.
+//! Closes the driver for a while, on request. An open session of its library blocks a reset of the GPU and, before Hopper, a
+//! change of its MIG mode.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// How long the driver is to stay closed; `None` if for good.
+    /// The time for which the driver stays closed; `None`: for good.
     pub(crate) const fn closed_for(self) -> Option<Duration> {
         match self {
             Self::Stopped => None,

@@ -1,4 +1,4 @@
-//! From the command line to a daemon that may start: every refusal is here, before anything runs.
+//! Checks the settings and the machine before the daemon starts. Every refusal is here, before anything runs.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -13,10 +13,10 @@ use cantle_runtime::Engine;
 
 use crate::agent::Agent;
 use crate::environment::Environment;
+use crate::first_call::Vigil;
 use crate::journal::Journal;
 use crate::meter::Meter;
 use crate::planner::History;
-use crate::queues::{default_queue, resolve};
 use crate::{AgentConfig, AgentError, AllocationMode};
 
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
@@ -58,20 +58,15 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     let engine = match &config.docker {
         Some(docker) => {
             let engine = Engine::connect(docker.socket.as_deref()).await?.with_devices().await?;
-            Some(engine.remembering(NodeStore::searched_images(&config.node_dir())))
+            Some(cantle_node::remembering(engine, &config.node_dir()))
         }
         None => None,
     };
     let worker = config.worker();
     let node_name = node_name(&config, driver.as_ref(), &gpus)?;
     let server = Client::with_tls(&config.server, config.credentials.clone(), &config.tls)?;
-    if config.queues.is_empty() {
-        config.queues.push(default_queue(&server).await?);
-    }
-    config.queues = queues_of(&config, &gpus);
-    let queues = resolve(&server, &config.queues, config.create_queues).await?;
-
     let node = NodeStore::open(&config.node_dir())?;
+    let queues = Vigil::new(driver.as_ref(), &gpus, &node).queues(&server, &mut config).await?;
     let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
     let launcher = launcher.with_privileges(config.privileges);
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
@@ -81,7 +76,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         claim.release(&node)?;
         return Err(error);
     }
-    // Whoever adopts a job must have its lease.
+    // An agent that adopts a task must have its lease.
     let jobs_dir =
         config.state_dir.join(if config.allocation_mode.is_gpuless() { "cpu-jobs" } else { "jobs" });
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
@@ -90,6 +85,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         worker: worker.clone(),
         timeout: Some(WORKER_TIMEOUT_S),
         queues: queues.iter().map(|queue| queue.id.0.clone()).collect(),
+        tags: config.report_tags.clone(),
         ..workers::Register::default()
     };
     if let Err(error) = server.call(&register).await {
@@ -119,7 +115,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
 }
 
 /// An agent with all GPUs of the machine is the machine. Any other is a node of its own: it reports nothing about its
-/// neighbors, whichever agents there are and whichever came first.
+/// neighbors, for any set and order of agents.
 fn node_name(config: &AgentConfig, driver: &dyn Driver, gpus: &[Gpu]) -> Result<String, AgentError> {
     let given = |gpu: &Gpu| driver.fixed_devices(&gpu.uuid).is_some();
     let is_part =
@@ -146,12 +142,12 @@ fn make_ready(
 }
 
 /// Without `--dynamic-gpus` a task gets all GPUs of the agent, or none, whatever queue it comes from.
-fn queues_of(config: &AgentConfig, gpus: &[Gpu]) -> Vec<QueueSpec> {
+pub(crate) fn queues_of(mode: AllocationMode, named: &[QueueSpec], gpus: &[Gpu]) -> Vec<QueueSpec> {
     let all = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let want = |queue: &QueueSpec| match config.allocation_mode {
+    let want = |queue: &QueueSpec| match mode {
         AllocationMode::Slices => queue.want.clone(),
         AllocationMode::AllGpus => QueueWant::Fixed(GpuRequest::Gpus(all)),
         AllocationMode::NoGpu | AllocationMode::Services { .. } => QueueWant::None,
     };
-    config.queues.iter().map(|queue| QueueSpec { name: queue.name.clone(), want: want(queue) }).collect()
+    named.iter().map(|queue| QueueSpec { name: queue.name.clone(), want: want(queue) }).collect()
 }

@@ -1,13 +1,13 @@
-//! What the agent keeps on disk about a task: for whom it runs, what came of it, and how much of its output the server has.
+//! The agent's files about a task: what it runs, how it ended, and how much of its output the server has.
 //!
 //! The agent's files are in the task's directory, next to those of the runtime ([`TaskDirectory`]). They are written before
-//! the task is taken from its queue and removed when the server knows the result. In between anything may be killed: what
-//! the files say is enough to go on.
+//! the task is taken from its queue and removed when the server knows the result. In between any process may be killed: the
+//! files are enough to continue.
 //!
 //! ```text
 //! job.json      the task and what it was given           before the task is claimed
 //! stop.json     why the agent stops it                   before it is signaled
-//! outcome.json  how it ended                             before the server is told
+//! outcome.json  how it ended                             before the report to the server
 //! sent          bytes of the output that the server has
 //! ```
 
@@ -26,14 +26,14 @@ const STOP: &str = "stop.json";
 const OUTCOME: &str = "outcome.json";
 const SENT: &str = "sent";
 
-/// A task and what it was given: what `job.json` says.
+/// A task and what it was given: the contents of `job.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TaskRecord {
     /// The lease it runs under; also the name of its directory.
     pub(crate) lease: LeaseId,
     /// The task, as the server names it.
     pub(crate) task: TaskId,
-    /// What people call it.
+    /// Its name for people.
     pub(crate) name: String,
     /// The queue it was taken from.
     pub(crate) queue: QueueId,
@@ -47,23 +47,23 @@ pub(crate) struct TaskRecord {
     pub(crate) worker: Option<String>,
     /// The agent that answers for it.
     pub(crate) daemon: Holder,
-    /// What it was given.
+    /// Its slices.
     pub(crate) slices: Vec<Slice>,
-    /// The task was taken from its queue: nobody else gives it back.
+    /// The task was taken from its queue: no other process returns it.
     pub(crate) claimed: bool,
     /// The number of the run, from a server that gives one: it refuses what an older run reports.
     #[serde(default)]
     pub(crate) run: Option<i64>,
-    /// What to execute; known as soon as the task is ours and about to be started.
+    /// The command; known as soon as the task is claimed and about to start.
     pub(crate) command: Option<Command>,
 }
 
 /// How a task ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
-    /// Its exit code; 128 + N for signal N; 125 to 127 if it could not be started. None if nobody saw the end.
+    /// Its exit code; 128 + N for signal N; 125 to 127 if it could not be started. `None` if no process saw the end.
     pub(crate) code: Option<i32>,
-    /// What to report beyond the code.
+    /// Further facts to report.
     pub(crate) message: Option<String>,
 }
 
@@ -71,20 +71,20 @@ pub(crate) struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Stop {
-    /// Somebody asked the server to.
+    /// On a request to the server.
     Aborted,
     /// The server has put it into another state (deleted, reset, queued again): there is nothing to report.
     Superseded,
     /// The agent itself is stopping.
     Shutdown,
-    /// Another task needs its slices, the server says: it goes back to the front of its queue; the text says why.
+    /// The server preempts it for another task: it goes back to the front of its queue; the text has the reason.
     Preempted(String),
     /// The task broke a rule; the text names it.
     Enforced(String),
 }
 
 impl Stop {
-    /// Does the server say so, again and again?
+    /// Does the server repeat this request?
     pub(crate) const fn is_told(&self) -> bool {
         matches!(self, Self::Aborted | Self::Preempted(_))
     }
@@ -146,7 +146,7 @@ impl TaskFiles {
         Ok(files::read_json(&self.0.owner_file(STOP))?)
     }
 
-    /// What the task prints, as the runtime keeps it.
+    /// The output of the task, as the runtime stores it.
     pub(crate) fn output_path(&self) -> PathBuf {
         self.0.output()
     }

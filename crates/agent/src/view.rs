@@ -1,4 +1,4 @@
-//! The node's GPUs and which task holds what of them, as reports and metrics show it.
+//! The node's GPUs and the slices of each task, for reports and metrics.
 
 use std::cmp::Reverse;
 
@@ -10,8 +10,8 @@ use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes};
 /// The number of a slice's processes that are shown: a task may have thousands.
 const PROCESSES: usize = 16;
 
-/// What is allocated of these GPUs now. Slices keep their order from one report to the next: MIG instances by placement,
-/// others by age.
+/// The current allocations of these GPUs. Slices keep their order from one report to the next: MIG instances by
+/// placement, others by age.
 pub(crate) fn gpus(node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
     let mut leases = node.leases().unwrap_or_else(|error| {
         tracing::error!(%error, "leases cannot be read");
@@ -42,6 +42,7 @@ fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
         mode,
         allocated_milli: allocated.0,
         slices,
+        fault: node.gpu_fault(&gpu.uuid).map(|fault| fault.to_string()),
     }
 }
 
@@ -65,7 +66,7 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
     }
 }
 
-/// What the lease is entitled to; before its pages exist it had nothing.
+/// The share of the lease; before its pages exist, it has used nothing.
 fn compute_view(node: &NodeStore, lease: &Lease) -> Option<ComputeView> {
     let share = lease.compute?;
     let had = compute_use(&node.slice_dir(&lease.id));
@@ -74,11 +75,12 @@ fn compute_view(node: &NodeStore, lease: &Lease) -> Option<ComputeView> {
         request_milli: share.request_milli.0,
         limit_milli: share.limit_milli.map(|limit| limit.0),
         share_ppm: had.and_then(|had| had.share_ppm),
+        gpu_time_us: had.map_or(0, |had| had.granted_us),
         gate_wait_us: had.map_or(0, |had| had.gate_wait_us),
     })
 }
 
-/// Who holds memory of the slice's GPU number `at`.
+/// The processes that hold memory of the slice's GPU number `at`.
 fn processes(now: &SliceUse, at: usize) -> Vec<ProcessView> {
     let alive = now.processes.iter().filter(|process| process.alive);
     let mut views: Vec<ProcessView> = alive

@@ -1,4 +1,4 @@
-//! Who pays for the time that has passed.
+//! Charges the slices for the time that has passed.
 
 use crate::Arbiter;
 use crate::state::{Phase, SliceState};

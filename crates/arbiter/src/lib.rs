@@ -1,19 +1,19 @@
-//! Who of a GPU's slices may launch work now, so that each has its part of the GPU's time.
+//! Decides which of a GPU's slices may launch work now, so that each gets its part of the GPU's time.
 //!
 //! Weighted fair queuing over *slices*: each has a virtual time, which grows by the GPU time that it is charged, divided by its
-//! weight. The slice with the least has the grant: its gate is open, the others' are closed. A grant lasts a quantum; then its work
-//! in flight ends (the drain) and the next slice is opened. So overrun is charged like any other time, and is paid back by turns that
-//! its owner skips. A slice that wants nothing is passed over. One that wants something after a pause starts at most a bounded
-//! credit ahead of the others.
+//! weight. The slice with the least virtual time has the grant: its gate is open, the others' are closed. A grant lasts a
+//! quantum. Then the gate closes, the work in flight ends (the drain), and the next slice gets the grant. Overrun is charged
+//! like any other time, so its owner skips turns for it. An idle slice is passed over. A slice that returns from a pause
+//! starts at most a bounded credit ahead of the others.
 //!
-//! * **Liveness before exclusivity.** A drain ends after the escape limit, done or not, so a kernel that waits for another GPU
-//!   or for a closed gate delays its neighbors, and never stops them. A slice whose work makes no progress for longer is *unweightable*:
-//!   while it is, all gates are open, and the driver divides.
-//! * **Only caps idle the GPU.** A slice with a limit takes its time from a bucket of tokens. Weights never hold back a slice that
-//!   nobody else competes with.
+//! * **Liveness before exclusivity.** A drain ends after the escape limit, done or not. So a kernel that waits for another
+//!   GPU or for a closed gate delays its neighbors, but never stops them. A slice whose work makes no progress for longer is
+//!   *unweightable*: meanwhile all gates are open, and the driver divides the time.
+//! * **Only caps idle the GPU.** A slice with a limit takes its time from a bucket of tokens. Weights never delay a slice
+//!   without competitors.
 //!
-//! There is no clock and no input or output here: [`Arbiter::poll`] gets the time and the observations, and returns what each
-//! gate should be. The proof sketch and what was rejected are in docs/adr/0024.
+//! There is no clock and no input or output here: [`Arbiter::poll`] gets the time and the observations, and returns the
+//! state of each gate. The proof sketch and what was rejected are in docs/adr/0024.
 
 mod charge;
 mod state;
@@ -32,7 +32,8 @@ pub struct Arbiter {
     slices: BTreeMap<u64, SliceState>,
     phase: Phase,
     now_ns: u64,
-    /// Virtual time below which nobody who returns from a pause may start, less the sleeper's credit.
+    /// Least virtual time at which a slice that returns from a pause may start, before the sleeper's
+    /// credit is subtracted.
     floor: u64,
 }
 
@@ -43,8 +44,8 @@ impl Arbiter {
         Self { parameters, slices: BTreeMap::new(), phase: Phase::Free, now_ns: 0, floor: 0 }
     }
 
-    /// What was observed of each slice that exists at `now_ns` (of any clock that does not run backward); returns what each
-    /// gate should be from now on. A slice that is not observed any more is forgotten.
+    /// Takes the observations of each slice that exists at `now_ns` (of any clock that does not run backward); returns the
+    /// state of each gate from now on. A slice that is not observed any more is forgotten.
     pub fn poll(
         &mut self,
         now_ns: u64,
@@ -123,7 +124,7 @@ impl Arbiter {
         }
     }
 
-    /// Decides who has the grant.
+    /// Decides which slice has the grant.
     fn step(&mut self) {
         match self.phase {
             Phase::Free => self.grant_next(),
@@ -151,7 +152,7 @@ impl Arbiter {
             return;
         }
         let Some(next) = self.candidate(Some(holder)) else {
-            // Nobody competes, so there is no turn to end.
+            // There is no competitor, so there is no turn to end.
             if now_ns.saturating_sub(since_ns) > self.parameters.quantum_ns {
                 self.phase = Phase::Held { holder, since_ns: now_ns };
             }
@@ -210,7 +211,7 @@ impl Arbiter {
         }
     }
 
-    /// How long a slice's work may make no progress before its neighbors go on.
+    /// The time for which a slice's work may make no progress before its neighbors continue.
     fn escape_limit_ns(&self, id: u64) -> u64 {
         let longest_ns = self.slices.get(&id).map_or(0, |slice| slice.seen.longest_ns);
         (longest_ns.saturating_mul(5) / 2).clamp(self.parameters.escape_ns, self.parameters.escape_most_ns)

@@ -1,4 +1,4 @@
-//! What is known of one slice.
+//! The arbiter's record of one slice.
 
 use crate::MS;
 
@@ -6,7 +6,8 @@ use crate::MS;
 /// in which each was varied by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// Length of a turn. Between 2 and 10 ms it hardly changes the shares; longer turns have fewer drains.
+    /// Length of a turn. Between 2 and 10 ms it hardly changes the shares. A drain costs up to 0.2 ms, so turns of 5 ms leave 3.9 % of the
+    /// GPU idle, and those of 8 ms 2.4 %.
     pub quantum_ns: u64,
     /// Work that a slice may submit at a time. The driver's queue must not hold more: it outlives the grant.
     pub window_ns: u64,
@@ -27,7 +28,7 @@ pub struct Parameters {
     pub unweightable_ns: u64,
     /// A bucket of tokens holds this much time …
     pub bucket_ns: u64,
-    /// … and a slice that has emptied its bucket goes on once it holds this much.
+    /// … and a slice that has emptied its bucket continues once it holds this much.
     pub reopen_ns: u64,
     /// Time between two polls that is charged at most: the arbiter itself may have been stopped.
     pub longest_step_ns: u64,
@@ -38,7 +39,7 @@ pub struct Parameters {
 impl Default for Parameters {
     fn default() -> Self {
         Self {
-            quantum_ns: 5 * MS,
+            quantum_ns: 8 * MS,
             window_ns: MS,
             solo_window_ns: 8 * MS,
             recent_ns: 100 * MS,
@@ -55,7 +56,7 @@ impl Default for Parameters {
     }
 }
 
-/// What a slice is entitled to.
+/// The terms of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceShare {
     /// Its weight, in thousandths of the GPU; 0 counts as 1.
@@ -64,7 +65,8 @@ pub struct SliceShare {
     pub limit_milli: Option<u32>,
 }
 
-/// What was seen of a slice. Its processes write these figures, so any values are possible; wrong ones harm their own slice only.
+/// The observations of a slice. Its processes write these figures, so any values are possible; wrong ones harm their own
+/// slice only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     /// A thread waits at the closed gate.
@@ -79,7 +81,7 @@ pub struct Observation {
     pub longest_ns: u64,
 }
 
-/// What a gate should be.
+/// The state of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateDecision {
     /// Launches pass.
@@ -94,7 +96,7 @@ pub struct GateDecision {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nobody has the grant.
+    /// No slice has the grant.
     Free,
     /// One slice has it.
     Held { holder: u64, since_ns: u64 },
@@ -175,8 +177,8 @@ impl SliceState {
         gpu_ns.saturating_mul(1000) / u64::from(self.share.weight_milli.clamp(1, 1000))
     }
 
-    /// Does work of it run, as far as anybody can tell? What was launched since the last fence is confirmed by nobody if its
-    /// threads do something else then: it counts as done some time after it should have been.
+    /// Does its work run, as far as is known? Launches since the last fence are never confirmed if their threads then do
+    /// something else: it counts as done some time after it should have been.
     pub(crate) fn is_unfinished(&self, now_ns: u64, parameters: &Parameters) -> bool {
         let out_ns = self.seen.submitted_ns.saturating_sub(self.seen.confirmed_ns);
         if out_ns == 0 {
@@ -191,7 +193,7 @@ impl SliceState {
         now_ns.saturating_sub(self.active_ns) < parameters.recent_ns
     }
 
-    /// Has a holder had nothing to do for so long that the others go on?
+    /// Has the holder been idle for so long that the others continue?
     pub(crate) fn is_idle(&self, now_ns: u64, parameters: &Parameters) -> bool {
         let had_its_chance =
             self.launched_since_grant || now_ns.saturating_sub(self.grant_ns) > parameters.wake_ns;

@@ -1,4 +1,4 @@
-//! What the arbiter promises, on a model of a GPU (`gpu/mod.rs`), with the driver's equal division as the negative control.
+//! The arbiter's guarantees, on a model of a GPU (`gpu/mod.rs`), with the driver's equal division as the negative control.
 
 mod gpu;
 
@@ -26,7 +26,7 @@ fn shares_hold_with_full_queues() {
     }
 }
 
-/// The negative control: without gates the driver divides by contexts, whatever the weights.
+/// The negative control: without gates the driver divides by contexts, regardless of weights.
 #[test]
 fn without_gates_shares_do_not_hold() {
     for weights in &MIXES[1..] {
@@ -125,7 +125,8 @@ fn a_persistent_kernel_stops_nobody() {
 }
 
 proptest! {
-    /// Whatever is observed: the arbiter neither panics nor stops, and without an unweightable slice at most one gate is open.
+    /// With any observations: the arbiter neither panics nor stops, and without an unweightable slice at most one gate is
+    /// open.
     #[test]
     fn any_observation_is_survived(
         steps in prop::collection::vec(
@@ -156,7 +157,7 @@ proptest! {
         }
     }
 
-    /// A slice that waits is opened within a bounded time, whatever its neighbor reports.
+    /// The gate of a waiting slice opens within a bounded time, for any reports of its neighbor.
     #[test]
     fn whoever_waits_gets_a_turn(weight in 1_u32..1000, out_ns in 0_u64..1_000_000_000_000, attended: bool) {
         let mut arbiter = Arbiter::new(Parameters::default());

@@ -1,4 +1,4 @@
-//! `cantle.*`: what ClearML's services lack. Nodes report what they hold; users and tools read it.
+//! `cantle.*`: the calls that ClearML's services lack. Nodes report what they hold; users and tools read it.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ endpoint!("cantle.report_node", ReportNode => Empty);
 pub struct NodeQueue {
     /// Its name.
     pub name: String,
-    /// What its tasks get, as written on the command line: `0.5`, `2`, `1-4`, `task`.
+    /// The slice of its tasks, as written on the command line: `0.5`, `2`, `1-4`, `task`.
     pub spec: String,
 }
 
@@ -47,12 +47,15 @@ pub struct GpuView {
     pub model: String,
     /// All its memory.
     pub memory_bytes: u64,
-    /// How it is used.
+    /// Its mode.
     pub mode: GpuMode,
     /// How much of it is allocated, in thousandths.
     pub allocated_milli: u32,
     /// The slices that are allocated.
     pub slices: Vec<SliceView>,
+    /// Why it takes no new task, if its driver has reported that it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// An allocated slice.
@@ -64,9 +67,9 @@ pub struct SliceView {
     pub lease: String,
     /// Its part of the GPU in thousandths.
     pub milli: u32,
-    /// What the task may use.
+    /// The limit of the task.
     pub memory_limit_bytes: u64,
-    /// What it does use.
+    /// The use of the task.
     pub memory_used_bytes: u64,
     /// The instance, on a MIG GPU.
     pub mig: Option<MigInstance>,
@@ -81,23 +84,26 @@ pub struct SliceView {
     pub compute: Option<ComputeView>,
 }
 
-/// What a slice is entitled to of its GPU's compute time, and what it had.
+/// A slice's share of its GPU's compute time, and its use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeView {
     /// Fair or strict.
     pub mode: ComputeMode,
-    /// What it has when others compete, in thousandths of the GPU.
+    /// Its part when others compete, in thousandths of the GPU.
     pub request_milli: u32,
-    /// What it never exceeds, in thousandths of the GPU.
+    /// The part that it never exceeds, in thousandths of the GPU.
     pub limit_milli: Option<u32>,
     /// Its part of the GPU time that slices with such a request used in the last second, in millionths.
     pub share_ppm: Option<u32>,
+    /// GPU time that it had since the task started.
+    #[serde(default)]
+    pub gpu_time_us: u64,
     /// How long its threads have waited for their turn since the task started.
     pub gate_wait_us: u64,
 }
 
 impl ComputeView {
-    /// What was asked for: `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`.
+    /// The request: `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`.
     #[must_use]
     pub fn asked(&self) -> String {
         let (mode, request) = (self.mode, Milli(self.request_milli));
@@ -108,7 +114,7 @@ impl ComputeView {
     }
 }
 
-/// What was asked for and what was had: `fair 0.25, had 0.247, waited 12.3 s`.
+/// The request and the use, as text: `fair 0.25, had 0.247, waited 12.3 s`.
 impl fmt::Display for ComputeView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.asked())?;
@@ -125,7 +131,7 @@ impl fmt::Display for ComputeView {
 pub struct ProcessView {
     /// The pid in its own pid namespace: in a container it differs from the node's.
     pub pid: u32,
-    /// What it holds.
+    /// The slices that it holds.
     pub memory_bytes: u64,
 }
 
@@ -178,14 +184,14 @@ pub struct NodeView {
 pub struct ReportTask {
     /// The task's id.
     pub task: String,
-    /// Where it runs.
+    /// Its node.
     pub node: String,
     /// Under which lease.
     pub lease: String,
     /// The number of the run that it is about, if the caller knows it; refused if the task has run again since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<i64>,
-    /// What it got.
+    /// Its slices.
     #[serde(default)]
     pub slices: Vec<Slice>,
     /// What it counts against GPU quotas, in thousandths, where that differs from its slices.
@@ -218,13 +224,15 @@ pub struct GetTasks {
     pub user: Option<String>,
     /// Maximum number of tasks; 500 by default.
     pub limit: Option<u64>,
+    /// Only tasks made before this one, by its id: the last task of an answer leads to the next ones.
+    pub older_than: Option<String>,
 }
 endpoint!("cantle.get_tasks", GetTasks => TaskViews);
 
 /// Answer of `cantle.get_tasks`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TaskViews {
-    /// What was found.
+    /// The results.
     pub tasks: Vec<TaskView>,
 }
 
@@ -244,7 +252,7 @@ pub struct TaskView {
     pub queue: Option<String>,
     /// Its state.
     pub state: TaskStatus,
-    /// Where it runs or ran.
+    /// Its node, present or former.
     pub node: Option<String>,
     /// UUIDs of the GPUs that it holds or held.
     pub gpus: Vec<String>,
@@ -363,6 +371,10 @@ pub struct EventView {
     pub node: Option<String>,
     /// For people.
     pub message: String,
+    /// The author of the event: a user, with the task if one of its tasks did; given by the server. Absent: the server
+    /// itself.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub who: String,
 }
 
 /// `cantle.add_events`: the agent calls it. The server gives ids and times.
@@ -429,7 +441,7 @@ pub struct NodeReason {
     pub alive: bool,
     /// The reason; absent if the node has not considered the task yet.
     pub reason: Option<String>,
-    /// What would let the task start there.
+    /// The change that would let the task start there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -439,7 +451,7 @@ pub struct NodeReason {
 pub struct SubmitTask {
     /// Id of the queue.
     pub queue: String,
-    /// Id of the new task, 32 hex digits: whoever had no answer asks again with the same one.
+    /// Id of the new task, 32 hex digits: a caller without an answer asks again with the same one.
     pub id: String,
     /// The task.
     pub task: crate::tasks::Create,

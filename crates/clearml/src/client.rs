@@ -1,6 +1,7 @@
-//! The asynchronous client.
+//! The asynchronous client of the API.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::events::{AddBatch, AddBatchReply, ReportedEvent};
 use crate::tls::{ClientTls, explain};
-use crate::{Credentials, Envelope, Request, WireError, without_nulls};
+use crate::{Credentials, Envelope, Proof, Request, WireError, without_nulls};
 
 /// A client of a ClearML server. It logs in at the first call, and again when the server refuses its token.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct Client {
     url: String,
     credentials: Credentials,
     token: Mutex<Option<String>>,
+    /// A token that somebody else renews.
+    token_file: Option<PathBuf>,
     /// Calls of cantle's own service that this server does not have: it is ClearML's, or an older cantle.
     lacking: Mutex<BTreeSet<&'static str>>,
 }
@@ -57,7 +60,8 @@ impl Client {
                 .pool_idle_timeout(IDLE)
         };
         let http = tls.build(settings, parsed.scheme())?.map_err(|source| unreachable(&url, source))?;
-        Ok(Self { http, url, credentials, token: Mutex::new(None), lacking: Mutex::default() })
+        let token = Mutex::default();
+        Ok(Self { http, url, credentials, token, token_file: None, lacking: Mutex::default() })
     }
 
     /// A client that has a token in place of keys. It can't get another one: once the server refuses it, calls fail.
@@ -71,6 +75,21 @@ impl Client {
         Ok(client)
     }
 
+    /// A client for whoever has this proof.
+    ///
+    /// # Errors
+    /// As [`Client::with_tls`].
+    pub fn with_proof(base_url: &str, proof: Proof, tls: &ClientTls) -> Result<Self, WireError> {
+        match proof {
+            Proof::Keys(keys) => Self::with_tls(base_url, keys, tls),
+            Proof::Token(token) => Self::with_token(base_url, token, tls),
+            Proof::TokenFile(path) => {
+                let client = Self::with_token(base_url, String::new(), tls)?;
+                Ok(Self { token_file: Some(path), ..client })
+            }
+        }
+    }
+
     /// A new token, for somebody who must not have the keys: it lives for 30 days from now.
     ///
     /// # Errors
@@ -79,7 +98,7 @@ impl Client {
         self.log_in().await
     }
 
-    /// A call by somebody who has no keys yet: a login.
+    /// A call by a user without keys: a login.
     ///
     /// # Errors
     /// See [`WireError`].
@@ -164,6 +183,12 @@ impl Client {
         content_type: &'static str,
         body: String,
     ) -> Result<Value, WireError> {
+        if let Some(path) = &self.token_file {
+            // It is renewed before it ends.
+            let token = std::fs::read_to_string(path);
+            let token = token.map_err(|source| WireError::File { path: path.clone(), source })?;
+            return self.post(endpoint, content_type, body, &format!("Bearer {}", token.trim())).await;
+        }
         let (token, fresh) = match self.known_token() {
             Some(token) => (token, false),
             None => (self.log_in().await?, true),
@@ -221,7 +246,12 @@ impl Client {
         };
         match meta.result_code {
             200..=299 => Ok(data),
-            401 => Err(WireError::Unauthorized { url: self.url.clone(), message: meta.result_msg }),
+            401 => {
+                let said =
+                    meta.result_msg.strip_prefix("Unauthorized (").and_then(|said| said.strip_suffix(')'));
+                let message = said.unwrap_or(&meta.result_msg).to_owned();
+                Err(WireError::Unauthorized { url: self.url.clone(), message })
+            }
             code => Err(refused(endpoint, code, meta.result_subcode, meta.result_msg)),
         }
     }
@@ -235,7 +265,7 @@ fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> WireErro
     WireError::Refused { endpoint: endpoint.to_owned(), code, subcode, message }
 }
 
-/// The last link of the chain says it best: "connection refused" rather than "error sending request".
+/// The last error of the chain is the most helpful: "connection refused" rather than "error sending request".
 fn unreachable(url: &str, source: reqwest::Error) -> WireError {
     let reason = innermost(&source);
     match explain(url, &reason) {

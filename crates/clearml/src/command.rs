@@ -1,4 +1,4 @@
-//! A task carries a plain command and its request for GPUs in its parameters, section [`SECTION`].
+//! Stores a plain command and its request for GPUs in a task's parameters, section [`SECTION`].
 //!
 //! Parameters survive cloning and can be edited wherever ClearML's tasks can be edited.
 
@@ -22,7 +22,7 @@ pub struct TaskRequest {
     pub command: Vec<String>,
     /// Where to start it.
     pub cwd: Option<String>,
-    /// How much GPU; the queue decides if absent.
+    /// The part of a GPU; the queue decides if absent.
     pub gpu: Option<GpuRequest>,
     /// How it is isolated from other tasks on the GPU.
     pub isolation: Isolation,
@@ -118,7 +118,7 @@ impl TaskRequest {
         HyperParams::from([(SECTION.to_owned(), section)])
     }
 
-    /// What counts of it under quotas.
+    /// The part of it that counts under quotas.
     #[must_use]
     pub const fn terms(&self) -> TaskTerms {
         TaskTerms {
@@ -163,7 +163,7 @@ fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuR
     }
 }
 
-/// What it asks for of a GPU's compute time. The slice of a task that leaves it to its queue is not known yet.
+/// Its request for a GPU's compute time. The slice of a task that leaves it to its queue is not known yet.
 fn compute_request<'a>(
     text: impl Fn(&str) -> Option<&'a str>,
     gpu: Option<&GpuRequest>,

@@ -1,9 +1,9 @@
-//! `clearml.conf`: where the server is, the keys for it, and the agent's settings.
+//! Reads `clearml.conf`: the server's address, the keys for it, and the agent's settings.
 //!
-//! The file is HOCON as ClearML's own parser (pyhocon) reads it, which differs from the standard: addresses stand in it without
-//! quotes although `//` begins a comment, so parsers that keep to the standard refuse the files that `clearml-init`
-//! writes. This one reads what such files hold: nested and dotted keys, `:` or `=`, comments, lists, quoted text and
-//! text to the end of the line, `${NAME}` and `${?NAME}`. `include` is refused.
+//! The file is HOCON as ClearML's own parser (pyhocon) reads it, which differs from the standard. Addresses in it have no
+//! quotes although `//` begins a comment, so standard parsers refuse the files that `clearml-init` writes. This parser reads
+//! what such files contain: nested and dotted keys, `:` or `=`, comments, lists, quoted text and text to the end of the
+//! line, `${NAME}` and `${?NAME}`. `include` is refused.
 
 mod parse;
 

@@ -1,6 +1,7 @@
-//! The keys for a server.
+//! The key pair for a server, and where it is found.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// Key pair of a user, as in `clearml.conf`.
 #[derive(Clone, PartialEq, Eq)]
@@ -15,5 +16,27 @@ pub struct Credentials {
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("access_key", &self.access_key).finish_non_exhaustive()
+    }
+}
+
+/// What shows who calls.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// A key pair.
+    Keys(Credentials),
+    /// A token, which ends.
+    Token(String),
+    /// A file with a token that somebody else renews, such as the kubelet.
+    TokenFile(PathBuf),
+}
+
+/// Without secrets, too.
+impl fmt::Debug for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keys(keys) => keys.fmt(f),
+            Self::Token(_) => f.write_str("Token"),
+            Self::TokenFile(path) => f.debug_tuple("TokenFile").field(path).finish(),
+        }
     }
 }

@@ -1,10 +1,10 @@
-//! Why a call failed.
+//! The reasons why a call fails.
 
 use std::path::PathBuf;
 
 use crate::subcode;
 
-/// Each variant is one line that says what is wrong; [`WireError::hints`] says what would help.
+/// Each variant is one line that states what is wrong; [`WireError::hints`] has the remedies.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The address can't be one.
@@ -13,7 +13,7 @@ pub enum WireError {
         /// As given.
         url: String,
     },
-    /// Nobody answers there.
+    /// The address does not answer.
     #[error("cannot reach the server at {url}: {reason}")]
     Unreachable {
         /// The server's address.
@@ -23,12 +23,12 @@ pub enum WireError {
         /// The error of the HTTP client.
         source: reqwest::Error,
     },
-    /// Somebody answers there, but TLS does not come about.
+    /// The address answers, but the TLS handshake fails.
     #[error("no safe connection to {url}: {reason}")]
     Distrusted {
         /// The server's address.
         url: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
         /// What would help.
         hint: &'static str,
@@ -58,7 +58,7 @@ pub enum WireError {
         message: String,
     },
     /// The server understood and said no.
-    #[error("{endpoint}: {message} (error {code}/{subcode})")]
+    #[error("{}", refusal(endpoint, *code, *subcode, message))]
     Refused {
         /// `service.action`.
         endpoint: String,
@@ -69,14 +69,14 @@ pub enum WireError {
         /// The server's own words.
         message: String,
     },
-    /// What came back is not ClearML's answer to this call.
+    /// The response is not ClearML's answer to this call.
     #[error("{endpoint}: the server at {url} answered something unexpected: {detail}")]
     Answer {
         /// `service.action`.
         endpoint: String,
         /// The server's address.
         url: String,
-        /// What is odd about it.
+        /// The unexpected part.
         detail: String,
     },
     /// A request that JSON can't carry.
@@ -90,15 +90,17 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::Address { .. } => "write for example http://127.0.0.1:8008",
             Self::Unreachable { .. } => "is it running, and is the address right?",
             Self::Distrusted { hint, .. } => hint,
-            Self::File { .. } | Self::Certificates { .. } => "give a file in PEM that this user can read",
-            Self::Unauthorized { .. } => "check access key and secret key",
+            Self::File { .. } => "give a file that this user can read",
+            Self::Certificates { .. } => "give a file in PEM that this user can read",
+            Self::Unauthorized { message, .. } => not_let_in(message),
+            Self::Refused { code: 400, subcode: subcode::INVALID_USER, .. } => "cantle users list lists them",
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
             }
@@ -131,6 +133,34 @@ impl WireError {
     }
 }
 
+/// The text of a refusal. If the server adds a sentence after the name of the code, as in `Validation error (no project
+/// "x")`, the sentence is enough for a user; otherwise the call and the codes are more helpful.
+fn refusal(endpoint: &str, code: u16, subcode: u32, message: &str) -> String {
+    let sentence = ["Validation error (", "Forbidden (", "Unauthorized ("].iter().find_map(|name| {
+        message.strip_prefix(name)?.strip_suffix(')').filter(|sentence| !sentence.is_empty())
+    });
+    match sentence {
+        Some(sentence) => sentence.to_owned(),
+        None if (code, subcode) == (400, subcode::INVALID_USER) => message.to_owned(),
+        None => format!("{endpoint}: {message} (error {code}/{subcode})"),
+    }
+}
+
+/// The hints for refused keys or a refused token, by the server's reason.
+fn not_let_in(message: &str) -> &'static str {
+    if message.contains("was revoked") {
+        "make another key with cantle users key add, or let an administrator make it"
+    } else if message.contains("was removed") {
+        "an administrator lets a user in again: cantle users add NAME --role ROLE"
+    } else if message.contains("expired") {
+        "log in again with cantle login; if it expires at once, set the clocks of both machines"
+    } else if message.contains("token") || message.contains("login") {
+        "log in again with cantle login"
+    } else {
+        "check access key and secret key"
+    }
+}
+
 /// A server that refuses a report about a task will refuse it again: the task was deleted, or its state does not allow it.
 ///
 /// # Errors
@@ -143,9 +173,26 @@ pub fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
             Ok(())
         }
         Err(error @ WireError::Refused { .. }) => {
-            tracing::warn!(%error, "the server does not take a result");
+            tracing::warn!(%error, "the server refuses a result");
             Ok(())
         }
         answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_the_servers_sentence() {
+        for (message, said) in [
+            (r#"Validation error (no project "x" (of 3))"#, r#"no project "x" (of 3)"#),
+            ("Forbidden (ask an administrator)", "ask an administrator"),
+            ("Validation error ()", "a.b: Validation error () (error 400/12)"),
+            ("Invalid task id (gone)", "a.b: Invalid task id (gone) (error 400/12)"),
+        ] {
+            assert_eq!(refusal("a.b", 400, 12, message), said);
+        }
     }
 }

@@ -10,8 +10,8 @@ pub const LOG: &str = "log";
 /// Type of a scalar event on the wire.
 pub const SCALAR: &str = "training_stats_scalar";
 
-/// A field of events that cantle's agents send to a cantle server: the lease of the run that reports. What a run reports that does
-/// not hold its task any more is refused.
+/// A field of events that cantle's agents send to a cantle server: the lease of the run that reports. The server refuses
+/// reports of a run that no longer holds its task.
 pub const RUN_LEASE: &str = "cantle_lease";
 
 /// One line of `events.add_batch`: a piece of log, a scalar, or something that is kept unchanged (plots, images).
@@ -109,7 +109,8 @@ pub struct GetTaskLog {
     pub from_timestamp: Option<i64>,
     /// `asc` or `desc`.
     pub order: Option<String>,
-    /// cantle's own and exact: events after this position, ascending. Start with 0, go on with [`TaskLog::position`].
+    /// cantle's own and exact: events after this position, ascending. Start with 0, continue with
+    /// [`TaskLog::position`].
     pub after: Option<i64>,
 }
 endpoint!("events.get_task_log", GetTaskLog => TaskLog);

@@ -1,4 +1,4 @@
-//! How a task is executed, as far as agents on machines and pods have it in common.
+//! How a task is executed: the part that agents on machines and pods have in common.
 
 use crate::{TaskRequest, TaskRequestError, tasks};
 
@@ -19,7 +19,7 @@ pub enum Unrunnable {
     ContainerArguments(String),
 }
 
-/// What a task requests, if cantle can enforce it and there is something to run.
+/// The request of a task, if cantle can enforce it and the task has a command.
 ///
 /// # Errors
 /// What is wrong with the task.
@@ -54,7 +54,7 @@ impl tasks::Container {
         Ok((image, words.chain(options).collect()))
     }
 
-    /// What the container starts: the command itself, or a shell that first runs the task's set-up script and
+    /// The command of the container: the command itself, or a shell that first runs the task's set-up script and
     /// installs ClearML's agent where `is_sdk` code needs it.
     #[must_use]
     pub fn started<Word: From<String>>(&self, argv: Vec<Word>, is_sdk: bool) -> Vec<Word> {

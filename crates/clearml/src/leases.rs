@@ -1,5 +1,5 @@
-//! `cantle.*` about runs whose node may be gone for good: the lease of a run is renewed, and a queue has a policy for those that
-//! nobody renews any more.
+//! `cantle.*` about runs whose node may be gone for good: agents renew the lease of a run, and each queue has a policy for
+//! runs that are no longer renewed.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +23,8 @@ pub struct LeaseRenewal {
     pub task: String,
     /// The lease it runs under.
     pub lease: String,
-    /// Time without renewal, in milliseconds, after which the node ends the run by itself; absent: it never does. The server gives
-    /// a task to nobody else before this time is over.
+    /// Time without renewal, in milliseconds, after which the node ends the run by itself; absent: it never does. The server
+    /// gives the task to no other agent before this time is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_ms: Option<u64>,
 }
@@ -37,19 +37,19 @@ pub struct RenewedLeases {
     pub leases: Vec<RenewedLease>,
 }
 
-/// What the server says about one run.
+/// The server's answer about one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RenewedLease {
     /// The lease holds the task. If not, the task is queued again, runs elsewhere or is deleted: this run has to end, and nothing of
     /// it is reported.
     pub held: bool,
-    /// What [`LeaseRenewal::fence_ms`] is to be from now on.
+    /// The new value of [`LeaseRenewal::fence_ms`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_ms: Option<u64>,
 }
 
-/// `cantle.end_fenced`: from an agent whose task was ended because nobody could renew its lease. If the lease still holds the task,
-/// it is the first of its queue again; if not, nothing happens. So the call may be repeated.
+/// `cantle.end_fenced`: from an agent whose task was ended because its lease could not be renewed. If the lease still holds
+/// the task, it is the first of its queue again; if not, nothing happens. So the call may be repeated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndFenced {
     /// The task's id.
@@ -58,6 +58,23 @@ pub struct EndFenced {
     pub lease: String,
 }
 endpoint!("cantle.end_fenced", EndFenced => Empty);
+
+/// `cantle.get_task_token`: from the agent whose lease holds a task, for the environment of the task's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GetTaskToken {
+    /// The task's id.
+    pub task: String,
+    /// The lease it runs under.
+    pub lease: String,
+}
+endpoint!("cantle.get_task_token", GetTaskToken => TaskToken);
+
+/// Answer of `cantle.get_task_token`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskToken {
+    /// It acts for the task's owner, changes this task and those made by it alone, and ends with the lease.
+    pub token: String,
+}
 
 /// `cantle.set_queue`: what a queue does with tasks whose node is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
-//! ClearML's wire, defined once for server, agent, queues controller and command line.
+//! ClearML's REST protocol, defined once for server, agent, queues controller and command line.
 //!
-//! Each endpoint is a request type that names its endpoint and its answer ([`Request`]); [`Client::call`] sends it and
-//! the server's routes are keyed by the same types. Fields that a peer does not know are ignored, `null` means absent,
-//! and what cantle adds beyond ClearML is the service [`cantle`] (and [`quotas`]) in the same style.
+//! Each endpoint has a request type that names the endpoint and its answer ([`Request`]). [`Client::call`] sends it,
+//! and the server's routes are keyed by the same types. Unknown fields are ignored, and `null` means absent. cantle's
+//! additions to ClearML are the service [`cantle`] (and [`quotas`]) in the same style.
 
 #[cfg(feature = "client")]
 mod client;
@@ -15,12 +15,14 @@ mod execution;
 mod status;
 mod wire;
 
+pub mod batch;
 pub mod cantle;
 pub mod events;
 pub mod leases;
 pub mod projects;
 pub mod queues;
 pub mod quotas;
+pub mod sessions;
 pub mod tasks;
 #[cfg(feature = "client")]
 mod tls;
@@ -31,7 +33,7 @@ pub mod workers;
 pub use client::Client;
 pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
 pub use conf::{Conf, ConfError};
-pub use credentials::Credentials;
+pub use credentials::{Credentials, Proof};
 #[cfg(feature = "client")]
 pub use error::{WireError, accept_refusal};
 pub use execution::{CLEARML_AGENT, Unrunnable, runnable, sdk_command};

@@ -21,7 +21,7 @@ pub struct ProjectRecord {
 /// `projects.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GetAll {
-    /// Which projects.
+    /// The condition on projects.
     #[serde(flatten)]
     pub list: Listing,
 }
@@ -30,7 +30,7 @@ endpoint!("projects.get_all", GetAll => Projects);
 /// Answer with projects.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Projects {
-    /// What was found.
+    /// The results.
     pub projects: Vec<ProjectRecord>,
 }
 

@@ -60,7 +60,7 @@ pub struct Entry {
 /// `queues.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GetAll {
-    /// Which queues.
+    /// The condition on queues.
     #[serde(flatten)]
     pub list: Listing,
 }
@@ -69,7 +69,7 @@ endpoint!("queues.get_all", GetAll => Queues);
 /// Answer with queues.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Queues {
-    /// What was found.
+    /// The results.
     pub queues: Vec<QueueRecord>,
 }
 
@@ -151,9 +151,12 @@ pub struct GetNextTask {
     pub queue: String,
     /// Answer with `task_info` too.
     pub get_task_info: Option<bool>,
-    /// cantle's own: take this task, at whatever position, so that a caller carries out exactly what it has decided, or nothing.
+    /// cantle's own: take this task, at any position, so that a caller carries out exactly its decision, or nothing.
     /// ClearML's open server ignores it.
     pub task: Option<String>,
+    /// cantle's own: if the queue is empty, the call waits for a task, up to this number of milliseconds, 10000 at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
 }
 endpoint!("queues.get_next_task", GetNextTask => NextTask);
 
@@ -192,9 +195,20 @@ macro_rules! queue_and_task {
     )*};
 }
 
+/// `queues.add_task`: at the end.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AddTask {
+    /// The queue's id.
+    pub queue: String,
+    /// The task's id.
+    pub task: String,
+    /// cantle's own: the number of the run that its agent gives back; refused if that was given up, or the task has run again since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<i64>,
+}
+endpoint!("queues.add_task", AddTask => Added);
+
 queue_and_task! {
-    /// `queues.add_task`: at the end.
-    "queues.add_task" AddTask => Added;
     /// `queues.remove_task`: the task becomes a draft again.
     "queues.remove_task" RemoveTask => Removed;
     /// `queues.move_task_to_front`.
@@ -219,7 +233,7 @@ pub struct Removed {
     pub removed: u64,
 }
 
-/// Where a task is in its queue now; 0 is the front.
+/// The new position of the task in its queue; 0 is the front.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Position {

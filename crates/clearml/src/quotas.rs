@@ -1,4 +1,4 @@
-//! `cantle.*` about projects: what they are granted, what they have, and what agents need to know to keep it so.
+//! `cantle.*` about projects: their quotas, what they hold, and what agents need to enforce the quotas.
 
 use cantle_model::ProjectQuota;
 pub use cantle_model::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, Victim, WaitingTask};
@@ -29,7 +29,7 @@ pub struct Quotas {
 pub struct SetQuota {
     /// Name of the project.
     pub project: String,
-    /// What it is granted from now on; absent: it has no quota of its own any more.
+    /// Its new quota; absent: it has no quota of its own any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<ProjectQuota>,
 }
@@ -52,12 +52,12 @@ pub struct ProjectViews {
 pub struct ProjectView {
     /// Its name.
     pub name: String,
-    /// What it is granted, if it has a quota of its own.
+    /// Its quota, if it has one of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<ProjectQuota>,
     /// Guaranteed thousandths of a GPU.
     pub deserved_milli: u64,
-    /// What is fair at the moment, given what all ask for.
+    /// Its fair share at the moment, given all requests.
     pub fair_share_milli: u64,
     /// Held by its tasks.
     pub allocated_milli: u64,
@@ -66,7 +66,7 @@ pub struct ProjectView {
     /// Never more than this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_milli: Option<u64>,
-    /// What it used in the past, in millionths of what there is; absent if past use does not count.
+    /// Its past use, in millionths of the capacity; absent if past use does not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_ppm: Option<u32>,
     /// Tasks that hold something.
@@ -75,7 +75,8 @@ pub struct ProjectView {
     pub waiting: u64,
 }
 
-/// `cantle.get_fleet`: what an agent needs to know, beside its own GPUs, to plan under quotas.
+/// `cantle.get_fleet`: what an agent needs to know, in addition to its own GPUs, to plan under
+/// quotas.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetFleet {
@@ -94,7 +95,7 @@ endpoint!("cantle.get_fleet", GetFleet => Fleet);
 pub struct Evict {
     /// The agent's node.
     pub node: String,
-    /// Who has to stop; all of them or none.
+    /// The tasks that have to stop; all of them or none.
     pub victims: Vec<Victim>,
     /// [`Fleet::evictions`] of the answer that the decision was made from.
     pub evictions: i64,

@@ -1,9 +1,9 @@
-//! State that ClearML's wire carries as text.
+//! State that ClearML's protocol carries as text.
 //!
 //! A task's `status_message` and `status_reason` are lines for people. ClearML's own server, SDK and agent nevertheless
 //! act on some of them, and cantle has to keep two facts about a task on servers that have no field for them. Each phrase
-//! that a program reads stands in this file, with its writers and its readers; no other file compares such texts.
-//! A phrase that is on the wire never changes: older agents and servers, and tasks in databases, still hold it.
+//! that a program reads is in this file, with its writers and its readers. No other file compares such texts. A phrase
+//! never changes: older agents and servers, and tasks in databases, still use it.
 
 use std::fmt;
 
@@ -12,15 +12,16 @@ pub const DONE: &str = "worker execution done";
 /// ClearML's phrase for a task that a user has stopped. No program reads it.
 pub const ABORTED: &str = "task was stopped by tasks.stop";
 
-/// Why a task in progress has to stop, as its `status_message` says it.
+/// The reason why a task in progress has to stop, in its `status_message`.
 ///
-/// Written by the server. Read by whatever runs the task: ClearML's agent and SDK, cantle's agent, the queues controller.
+/// Written by the server. Read by the program that runs the task: ClearML's agent and SDK, cantle's agent, the queues
+/// controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopRequest {
     /// `stopping`: a user called `tasks.stop`. ClearML's agent and SDK look for the word anywhere in the message.
     Abort,
-    /// `stopping for another task`: cantle's server preempts or reclaims; for which task and why, it says with
-    /// `cantle.get_fleet`. ClearML's SDK finds the word "stopping" in it and calls the task's abort callback.
+    /// `stopping for another task`: cantle's server preempts or reclaims; `cantle.get_fleet` has the other task and the
+    /// reason. ClearML's SDK finds the word "stopping" in it and calls the task's abort callback.
     Evict,
 }
 
@@ -28,8 +29,8 @@ const ABORT: &str = "stopping";
 const EVICT: &str = "stopping for another task";
 
 impl StopRequest {
-    /// What a `status_message` asks for; `None` if the task may go on. The message of a task that is not in progress asks
-    /// for nothing: it tells how the task ended.
+    /// The request in a `status_message`; `None` if the task may continue. The message of a task that is not in progress
+    /// asks for nothing: it tells how the task ended.
     #[must_use]
     pub fn parse(status_message: &str) -> Option<Self> {
         if status_message == EVICT {
@@ -55,7 +56,7 @@ impl fmt::Display for StopRequest {
     }
 }
 
-/// What a task's `status_reason` says to the programs that started the task.
+/// The facts in a task's `status_reason`, for the programs that started the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusReason<'a> {
     /// `put back: WHY`: the task goes back into its queue. ClearML's own server lets no task in progress into a queue, so
@@ -73,7 +74,7 @@ const PUT_BACK: &str = "put back: ";
 const POD: &str = "kubernetes pod ";
 
 impl<'a> StatusReason<'a> {
-    /// What a `status_reason` says.
+    /// Parses a `status_reason`.
     #[must_use]
     pub fn parse(status_reason: &'a str) -> Self {
         if let Some(why) = status_reason.strip_prefix(PUT_BACK) {

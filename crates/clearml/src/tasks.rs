@@ -36,15 +36,15 @@ pub struct Task {
     pub comment: String,
     /// Code.
     pub script: Script,
-    /// Where it is queued.
+    /// Its queue.
     pub execution: Execution,
     /// Image and its arguments.
     pub container: Container,
     /// Parameters.
     pub hyperparams: HyperParams,
-    /// What the task and its agent record while it runs.
+    /// Records of the task and its agent while it runs.
     pub runtime: Map<String, Value>,
-    /// Where its artifacts go.
+    /// The destination of its artifacts.
     pub output: TaskOutput,
     /// Tags that users set.
     pub tags: Vec<String>,
@@ -76,7 +76,7 @@ pub struct Script {
     pub branch: String,
     /// Commit.
     pub version_num: String,
-    /// What to start; for a plain command the shell-quoted command.
+    /// The entry point; for a plain command, the shell-quoted command.
     pub entry_point: String,
     /// Where to start it.
     pub working_dir: String,
@@ -84,7 +84,7 @@ pub struct Script {
     pub diff: String,
 }
 
-/// Where a task is queued.
+/// The queue of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Execution {
@@ -104,7 +104,7 @@ pub struct Container {
     pub setup_shell_script: String,
 }
 
-/// Where artifacts go.
+/// The destination of artifacts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TaskOutput {
@@ -176,7 +176,7 @@ pub struct OneTask {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetAll {
-    /// Which tasks.
+    /// The condition on tasks.
     #[serde(flatten)]
     pub list: Listing,
     /// In one of these states; `-` before a state excludes it.
@@ -222,7 +222,7 @@ pub struct MultiField {
 /// Answer with tasks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tasks {
-    /// What was found.
+    /// The results.
     pub tasks: Vec<Task>,
 }
 
@@ -380,7 +380,7 @@ pub struct ResetReply {
     pub updated: u64,
     /// The fields that changed.
     pub fields: Map<String, Value>,
-    /// What it was taken out of.
+    /// The queue from which it was removed.
     pub dequeued: Map<String, Value>,
     /// What was deleted of its output.
     pub events: Map<String, Value>,
@@ -419,7 +419,7 @@ pub struct Deleted {
     pub deleted_models: u64,
     /// What was deleted of its output.
     pub events: Map<String, Value>,
-    /// The files that it left, if they were asked for.
+    /// The files that it left, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urls: Option<FileUrls>,
     /// How many files were deleted.

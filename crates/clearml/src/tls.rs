@@ -1,4 +1,4 @@
-//! TLS of the client: which authorities it trusts, which certificate it shows, and what a refusal means.
+//! TLS of the client: the authorities it trusts, the certificate it presents, and the meaning of a refusal.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use reqwest::{Certificate, ClientBuilder, Identity};
 
 use crate::WireError;
 
-/// Which authorities a client trusts, and which certificate it shows.
+/// The authorities that a client trusts, and the certificate that it presents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTls {
     /// Authorities in PEM, and no others; none: those of the system (`SSL_CERT_FILE` names other ones).
@@ -47,7 +47,7 @@ fn read(path: &Path) -> Result<Vec<u8>, WireError> {
     std::fs::read(path).map_err(|source| WireError::File { path: path.to_owned(), source })
 }
 
-/// What the TLS library means, in the user's words, and what would help; `None` if it is not about TLS.
+/// Explains an error of the TLS library to the user, with a remedy; `None` if it is not about TLS.
 pub(crate) fn explain(url: &str, reason: &str) -> Option<(String, &'static str)> {
     let has = |text: &str| reason.contains(text);
     if has("received corrupt message") && url.starts_with("https:") {

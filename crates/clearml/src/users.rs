@@ -1,9 +1,60 @@
 //! `cantle.*` about people: users, their keys and roles, and the audit.
 
+use cantle_model::UserLimits;
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
 use crate::wire::endpoint;
+
+/// A set of rights with a name. The server defines them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Everything.
+    Admin,
+    /// All about tasks.
+    Manager,
+    /// Tasks of one's own.
+    Member,
+    /// To read.
+    Viewer,
+    /// The work of an agent.
+    Agent,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Admin, Self::Manager, Self::Member, Self::Viewer, Self::Agent];
+
+    /// As users write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Manager => "manager",
+            Self::Member => "member",
+            Self::Viewer => "viewer",
+            Self::Agent => "agent",
+        }
+    }
+
+    /// What it is for, for people.
+    #[must_use]
+    pub const fn about(self) -> &'static str {
+        match self {
+            Self::Admin => "Everything, including users and the audit",
+            Self::Manager => "Everything with tasks, quotas and queues",
+            Self::Member => "See tasks, models and projects, and run tasks of one's own",
+            Self::Viewer => "See and read everything, change nothing",
+            Self::Agent => "Only what the agent of one node needs",
+        }
+    }
+
+    /// The role of this name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
 
 /// `cantle.get_users`: all users, for administrators.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -35,6 +86,9 @@ pub struct UserView {
     pub groups: Vec<String>,
     /// Its own roles.
     pub roles: Vec<RoleView>,
+    /// Its limits.
+    #[serde(default, skip_serializing_if = "UserLimits::is_empty")]
+    pub limits: UserLimits,
     /// Its keys that were not revoked.
     pub keys: u64,
     /// When one of them was used last, RFC 3339.
@@ -67,6 +121,8 @@ pub struct AddUser {
     pub project: Option<String>,
     /// The node that a service account of role `agent` acts for.
     pub node: Option<String>,
+    /// The user of Kubernetes whose tokens are its.
+    pub kubernetes: Option<String>,
     /// Its groups.
     pub groups: Vec<String>,
 }
@@ -90,6 +146,17 @@ pub struct RemoveUser {
     pub user: String,
 }
 endpoint!("cantle.remove_user", RemoveUser => Empty);
+
+/// `cantle.set_user`: what a user may have at once, from now on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SetUser {
+    /// Name or id.
+    pub user: String,
+    /// All of its limits; one that is absent is none.
+    pub limits: UserLimits,
+}
+endpoint!("cantle.set_user", SetUser => Empty);
 
 /// `cantle.set_role`: gives a role or takes it away.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -129,7 +196,7 @@ pub struct KeyView {
     pub access_key: String,
     /// Name of its user.
     pub user: String,
-    /// What its user calls it.
+    /// Its label.
     pub label: String,
     /// RFC 3339.
     pub created: String,
@@ -147,14 +214,14 @@ pub struct KeyView {
 pub struct AddKey {
     /// Name or id; absent: the caller.
     pub user: Option<String>,
-    /// What it is for.
+    /// Its purpose.
     pub label: String,
     /// Revoke this key in the same step.
     pub instead_of: Option<String>,
 }
 endpoint!("cantle.add_key", AddKey => NewKey);
 
-/// `cantle.revoke_key`: a key of the caller, or for administrators of anybody.
+/// `cantle.revoke_key`: a key of the caller, or for administrators of any user.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RevokeKey {
     /// The public half.
@@ -162,7 +229,7 @@ pub struct RevokeKey {
 }
 endpoint!("cantle.revoke_key", RevokeKey => Empty);
 
-/// `cantle.get_audit`: who did what, for administrators.
+/// `cantle.get_audit`: the actions of users, for administrators.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetAudit {
@@ -195,7 +262,7 @@ pub struct AuditView {
     pub id: i64,
     /// RFC 3339.
     pub time: String,
-    /// Name of the user then; empty if nobody was known.
+    /// Name of the user then; empty if the user was unknown.
     pub user: String,
     /// Id of the user.
     pub user_id: String,
@@ -207,10 +274,23 @@ pub struct AuditView {
     pub outcome: String,
     /// What it was about.
     pub subject: String,
-    /// What was before; null if nothing is known.
+    /// The former state; null if unknown.
     #[serde(default)]
     pub before: serde_json::Value,
-    /// What was asked for, without secrets.
+    /// The request, without secrets.
     #[serde(default)]
     pub after: serde_json::Value,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Role;
+
+    #[test]
+    fn names_are_read_back() {
+        for role in Role::ALL {
+            assert_eq!(Role::parse(role.name()), Some(role));
+        }
+        assert_eq!(Role::parse("root"), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! What all endpoints share: the envelope, the meaning of `null`, and the link from a request to its answer.
+//! The parts that all endpoints share: the envelope, the meaning of `null`, and the link from a request to its answer.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -116,7 +116,7 @@ pub struct Updated {
     pub fields: Map<String, Value>,
 }
 
-/// What every `get_all` takes: which objects, which of their fields, which page.
+/// The parameters of every `get_all`: which objects, which of their fields, which page.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listing {

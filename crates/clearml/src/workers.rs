@@ -1,4 +1,4 @@
-//! `workers.*`. A worker id may hold `:`, `,`, `.` and spaces: `node1:gpu0,1`, `node1:gpu2.25a`, `node1:dgpu0, 1`.
+//! `workers.*`. A worker id may contain `:`, `,`, `.` and spaces: `node1:gpu0,1`, `node1:gpu2.25a`, `node1:dgpu0, 1`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -105,7 +105,7 @@ endpoint!("workers.get_all", GetAll => Workers);
 /// Answer of `workers.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Workers {
-    /// What was found.
+    /// The results.
     pub workers: Vec<Worker>,
 }
 
@@ -185,7 +185,7 @@ pub struct Property {
 pub struct SetRuntimeProperties {
     /// Worker id; need not be registered yet.
     pub worker: String,
-    /// What to set; properties that are not named stay.
+    /// The properties to set; others do not change.
     pub runtime_properties: Vec<Property>,
 }
 endpoint!("workers.set_runtime_properties", SetRuntimeProperties => Empty);

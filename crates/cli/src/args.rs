@@ -71,7 +71,7 @@ pub(crate) enum Command {
     /// Start server and agent together, on this machine
     Up(Box<UpArgs>),
     /// Start the server: ClearML-compatible API and queues
-    Server(ServerArgs),
+    Server(Box<ServerArgs>),
     /// Start the agent: takes tasks from queues and gives each its slice of this machine's GPUs
     Daemon(Box<DaemonArgs>),
     /// Put a command into a queue; prints the task's id
@@ -80,7 +80,7 @@ pub(crate) enum Command {
     Tasks(TasksArgs),
     /// List GPUs and the slices on them
     Gpus(ClusterArg),
-    /// List queues, and set what a queue does with the tasks of a node that is gone
+    /// List queues, and set what a queue does with the tasks of a lost node
     Queues(QueuesArgs),
     /// List nodes
     Nodes,
@@ -103,7 +103,7 @@ pub(crate) enum Command {
     Move(MoveArgs),
     /// Show GPUs, slices and tasks live
     Top(TopArgs),
-    /// Show what GPUs in MIG mode offer, have, and would get
+    /// Show MIG profiles, instances and planned changes
     #[command(subcommand)]
     Mig(MigCommand),
     /// Run cantle in a Kubernetes cluster
@@ -116,27 +116,27 @@ pub(crate) enum Command {
     Credentials(CredentialsArgs),
     /// Log in with the identity provider of the server
     Login(LoginArgs),
-    /// Give people and agents keys of their own, and say what they may do
+    /// Manage users, keys and roles
     #[command(subcommand)]
     Users(UsersCommand),
-    /// List who did what: logins, refusals, changes of rights and quotas, everything that destroys
+    /// List the audit log: logins, refusals, changes of rights and quotas, deletions
     Audit(AuditArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
-    /// Look after the server's database
+    /// Inspect, check and copy the server's database
     Db(DbArgs),
-    /// Make the state directory of a server from a backup
+    /// Create the state directory of a server from a backup
     Restore(RestoreArgs),
     /// Use a machine with simulated GPUs
     #[command(subcommand)]
     Sim(SimCommand),
     /// Run a scheduling scenario and print what happens
     Simulate(SimulateArgs),
-    /// Explain a word or an exit code that cantle printed; without one, list all explanations
+    /// Explain a name or an exit code that cantle printed; without an argument, list all explanations
     Explain(ExplainArgs),
     /// Check this machine: driver, libraries, enforcement, server
     Doctor(DoctorArgs),
-    /// Check something else: a Kubernetes cluster
+    /// Check a Kubernetes cluster
     #[command(subcommand)]
     Check(CheckCommand),
     /// Print the completions of a shell, e.g. source <(cantle completions bash)

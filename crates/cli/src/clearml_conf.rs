@@ -1,4 +1,4 @@
-//! Which `clearml.conf` counts: the one that was named, or else the user's own.
+//! Finds the `clearml.conf` to use: the one that was named, or else the user's own.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub(crate) fn of_user(global: &Global) -> Result<Option<Conf>, CliError> {
 fn read(path: &Path) -> Result<Option<Conf>, CliError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Conf::parse(&text, &variable).map(Some).map_err(|error| unreadable(path, error)),
-        // ClearML's programs go on without it, too: environment variables can say everything.
+        // ClearML's programs continue without it, too: environment variables can replace all of it.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(unreadable(path, error)),
     }

@@ -1,4 +1,4 @@
-//! What a shell offers when the user presses Tab: commands and flags, and names that only the server knows.
+//! Completions for a shell when the user presses Tab: commands, flags, and names from the server.
 
 use std::ffi::OsStr;
 use std::time::Duration;

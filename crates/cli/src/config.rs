@@ -1,8 +1,9 @@
-//! `--config FILE`: options of a command from a TOML file, for services. A table has a command's name, its keys are the names of
-//! the command's long options; keys above the tables are options of every command. What the command line or the environment
-//! says wins.
+//! `--config FILE`: options of a command from a TOML file, for services. A table has a command's name, and its keys are the
+//! names of the command's long options. Keys above the tables are options of every command. The command line and the
+//! environment have precedence.
 //!
-//! The file becomes words of the command line, so that each option is checked in one place and means the same in both.
+//! The file is converted to words of the command line, so that each option is checked in one place and means the same
+//! in both.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::error::{CliError, ErrorKind};
 const OPTION: &str = "options_file";
 /// The variable that names it too.
 pub(crate) const VARIABLE: &str = "CANTLE_CONFIG";
-/// Options that no file has: they ask for something else than to run.
+/// Options that no file has: they ask for something other than a run.
 const NOT_IN_A_FILE: [&str; 7] = ["config", "help", "version", "stop", "status", "detached", "foreground"];
 
 /// `words` with the options of the file that they name, if they name one.
@@ -30,7 +31,7 @@ pub(crate) fn with_file(
     }
     let mut root = command_line();
     root.build();
-    // What is missing may be in the file.
+    // Missing options may be in the file.
     let Ok(given) = root.clone().ignore_errors(true).try_get_matches_from(&words) else { return Ok(words) };
     let file = given.try_get_one::<PathBuf>(OPTION).ok().flatten().cloned();
     let (Some(file), Some((name, options))) = (file, given.subcommand()) else { return Ok(words) };
@@ -39,6 +40,18 @@ pub(crate) fn with_file(
     let at = after_name(&words, &root, command);
     let (before, after) = words.split_at(at);
     Ok([before, &added, after].concat())
+}
+
+/// The words without the option that names the file. Only those before `--` are ours.
+pub(crate) fn without_file(words: &[OsString]) -> Vec<OsString> {
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let (ours, rest) = words.split_at(end);
+    let is_value = |at: usize| at > 0 && ours[at - 1] == "--config";
+    let is_kept = |(at, word): &(usize, &OsString)| {
+        *word != "--config" && !word.to_string_lossy().starts_with("--config=") && !is_value(*at)
+    };
+    let kept = ours.iter().enumerate().filter(is_kept).map(|(_, word)| word.clone());
+    kept.chain(rest.iter().cloned()).collect()
 }
 
 /// The command line is read twice only then.
@@ -82,7 +95,7 @@ impl<'a> File<'a> {
         Ok(Self { path, options })
     }
 
-    /// The words for `command` that `given` does not say already.
+    /// The words for `command` that `given` does not contain already.
     fn words(
         &self,
         root: &Command,
@@ -187,7 +200,7 @@ pub(crate) fn template(command: &Command) -> String {
     text
 }
 
-/// What a value looks like.
+/// The syntax of a value.
 fn example(option: &Arg) -> String {
     if !matches!(option.get_action(), ArgAction::Set | ArgAction::Append) {
         return "true".to_owned();
@@ -251,6 +264,17 @@ mod tests {
     fn a_commands_own_option_of_that_name_is_its_own() {
         let words = "cantle controller queues --config FILE";
         assert_eq!(joined("queues: {}", words).unwrap(), words);
+    }
+
+    #[test]
+    fn the_words_say_all_of_it_without_the_file() {
+        let text = "sim-gpus = \"1xT4-16GB\"\n[run]\ngpu = \"0.5\"\n";
+        let done = joined(text, "cantle --config FILE run -- x --config y").unwrap();
+        let words: Vec<OsString> = done.split(' ').map(OsString::from).collect();
+        let kept = without_file(&words).join(" ".as_ref()).into_string().unwrap();
+        assert_eq!(kept, "cantle run --gpu=0.5 --sim-gpus=1xT4-16GB -- x --config y");
+        let words = ["cantle", "--config=FILE", "up"].map(OsString::from);
+        assert_eq!(without_file(&words), ["cantle", "up"]);
     }
 
     #[test]

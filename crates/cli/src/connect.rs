@@ -1,9 +1,9 @@
-//! The server, and the keys for it.
+//! Connects to the server: its address, and the keys for it.
 
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_clearml::{Client, Conf, Credentials, Request, WireError, subcode};
+use cantle_clearml::{Client, Conf, Credentials, Proof, Request, WireError, subcode};
 use cantle_server::CredentialsFile;
 
 use crate::clearml_conf;
@@ -23,14 +23,6 @@ pub(crate) struct Connection {
     runtime: tokio::runtime::Runtime,
 }
 
-/// What shows who calls.
-pub(crate) enum Proof {
-    /// A key pair.
-    Keys(Credentials),
-    /// A token, which ends.
-    Token(String),
-}
-
 /// The server's address and keys from one source; the next source fills in the rest.
 #[derive(Default)]
 struct Access {
@@ -41,7 +33,9 @@ struct Access {
 impl Access {
     fn of_flags(global: &Global) -> Self {
         let keys = global.access_key.clone().zip(global.secret_key.clone()).map(credentials);
-        let proof = keys.map(Proof::Keys).or_else(|| global.auth_token.clone().map(Proof::Token));
+        let token = || global.auth_token.clone().map(Proof::Token);
+        let proof = keys.map(Proof::Keys).or_else(|| global.token_file.clone().map(Proof::TokenFile));
+        let proof = proof.or_else(token);
         Self { url: global.server.clone().or_else(|| global.api_host.clone()), proof }
     }
 
@@ -68,15 +62,15 @@ fn credentials((access_key, secret_key): (String, String)) -> Credentials {
 pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
     match access(context)? {
         (url, Proof::Keys(keys)) => Ok((url, keys)),
-        (url, Proof::Token(_)) => {
+        (url, Proof::Token(_) | Proof::TokenFile(_)) => {
             Err(CliError::new(ErrorKind::Auth, format!("a login at {url} is not enough here"))
                 .with_hint("give the agent keys of its own with --keys FILE"))
         }
     }
 }
 
-/// The same for people, who may also have logged in.
-fn access(context: &Context) -> Result<(String, Proof), CliError> {
+/// The same for people, who may also have logged in, and for whoever has a token that is renewed.
+pub(crate) fn access(context: &Context) -> Result<(String, Proof), CliError> {
     let (global, state) = (&context.global, &context.dirs.state);
     let of_local = |local: CredentialsFile| Access {
         url: Some(local.url.clone()),
@@ -132,10 +126,7 @@ impl Connection {
     pub(crate) fn open(context: &Context) -> Result<Self, CliError> {
         let (url, proof) = access(context)?;
         let tls = context.global.tls();
-        let client = match proof {
-            Proof::Keys(keys) => Client::with_tls(&url, keys, &tls)?,
-            Proof::Token(token) => Client::with_token(&url, token, &tls)?,
-        };
+        let client = Client::with_proof(&url, proof, &tls)?;
         Ok(Self { client, runtime: runtime()? })
     }
 
@@ -144,7 +135,7 @@ impl Connection {
         Ok(self.runtime.block_on(self.client.call(request))?)
     }
 
-    /// As [`Self::call`], for callers that look at the refusal.
+    /// As [`Self::call`], for callers that handle the refusal.
     pub(crate) fn answer<R: Request>(&self, request: &R) -> Result<R::Response, WireError> {
         self.runtime.block_on(self.client.call(request))
     }

@@ -1,6 +1,6 @@
 //! `--image IMAGE ARGS…`, `--docker [IMAGE ARGS…]`, `--podman [IMAGE ARGS…]`: as in ClearML's command lines, the words that
-//! follow are options of `docker run`, whatever they look like, up to the next long option of the command itself or `--`. The
-//! parser would take them for our own, so each becomes one word that it can't mistake.
+//! follow are options of `docker run`, up to the next long option of the command itself or `--`. The parser would take them
+//! for cantle's own, so each is encoded as one word that it cannot mistake.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ const CARRIER: &str = "container-word";
 /// The container of a task.
 #[derive(Args, Debug)]
 pub(crate) struct ImageArgs {
-    /// Run it in a container of this image; words that follow, up to the next option of cantle or --, are options of docker
-    /// run
+    /// Run the command in a container of this image; the words that follow, up to the next option of cantle or --, are
+    /// options of docker run
     #[arg(long, value_name = "IMAGE> <ARGS…")]
     pub(crate) image: Option<String>,
     #[command(flatten)]
@@ -150,7 +150,8 @@ pub(crate) fn carried(words: Vec<OsString>, command_line: fn() -> clap::Command)
     words.into_iter().enumerate().map(carry).collect()
 }
 
-/// Where docker's words begin, if `word` introduces them. The image of `--image` is a value like any other.
+/// The position where docker's words begin, if `word` introduces them. The image of `--image` is a value like any
+/// other.
 fn first_of_dockers((at, word): (usize, &OsString)) -> Option<usize> {
     match word.to_str()? {
         "--image" => Some(at + 2),

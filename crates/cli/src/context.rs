@@ -1,4 +1,5 @@
-//! What every command gets: the flags that all commands share and what follows from them. Nothing here knows a command.
+//! The context of every command: the flags that all commands share, and what follows from them. Nothing here depends on
+//! a command.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ pub(crate) struct Global {
     /// Address of the server, under ClearML's name
     #[arg(long, value_name = "URL", env = "CLEARML_API_HOST", global = true, hide = true)]
     pub(crate) api_host: Option<String>,
-    /// Certificates of the authorities that may vouch for the server, in PEM [default: those of the system, or SSL_CERT_FILE]
+    /// Certificates of the authorities that cantle trusts for the server, in PEM [default: those of the system, or SSL_CERT_FILE]
     #[arg(long, value_name = "FILE", env = "CANTLE_CA_FILE", global = true)]
     pub(crate) ca: Option<PathBuf>,
     /// Certificate to show to a server that asks agents for one, in PEM
@@ -70,6 +71,9 @@ pub(crate) struct Global {
     /// Directory of cantle's libraries [default: ../lib/cantle relative to the program's directory]
     #[arg(long, value_name = "DIR", env = "CANTLE_LIB_DIR", global = true, hide = true)]
     pub(crate) lib_dir: Option<PathBuf>,
+    /// File with a token in place of keys, read for each call: of Kubernetes, where the server takes its tokens
+    #[arg(long, value_name = "FILE", env = "CANTLE_TOKEN_FILE", global = true)]
+    pub(crate) token_file: Option<PathBuf>,
     /// A token in place of keys: tasks have one
     #[arg(
         long,
@@ -126,7 +130,7 @@ impl Global {
         Directories::new(self.state.as_deref(), self.sim_dir.as_deref(), self.lib_dir.as_deref())
     }
 
-    /// Which servers to trust, and the certificate to show to them.
+    /// The servers to trust, and the certificate to present to them.
     pub(crate) fn tls(&self) -> ClientTls {
         ClientTls { ca: self.ca.clone(), identity: self.client_cert.clone().zip(self.client_key.clone()) }
     }
@@ -137,7 +141,7 @@ impl Global {
     }
 }
 
-/// What every command gets.
+/// The context of every command.
 pub(crate) struct Context {
     pub(crate) printer: Printer,
     pub(crate) dirs: Directories,

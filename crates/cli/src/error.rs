@@ -1,11 +1,12 @@
-//! What the user sees of an error: one line, what would help, an exit code (docs/reference/layout.md lists them), and with
-//! `-v` the errors below it.
+//! Errors as the user sees them: one line, hints, an exit code (docs/reference/layout.md lists them), and with `-v` the
+//! causes.
 
 use std::error::Error;
 use std::process::ExitCode;
 
 use cantle_agent::AgentError;
 use cantle_clearml::subcode;
+#[cfg(feature = "kubernetes")]
 use cantle_kube::KubeError;
 use cantle_machine::MachineError;
 use cantle_node::NodeError;
@@ -150,6 +151,7 @@ impl From<cantle_clearml::WireError> for CliError {
             | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
             ServerRefusal::Unauthorized { .. } | ServerRefusal::Refused { code: 403, .. } => ErrorKind::Auth,
             e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
+            e if e.is_subcode(subcode::OVER_QUOTA) => ErrorKind::Refused,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
             e if e.is_subcode(subcode::INVALID_TASK_STATUS) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,
@@ -173,13 +175,10 @@ impl From<AgentError> for CliError {
     }
 }
 
+#[cfg(feature = "kubernetes")]
 impl From<KubeError> for CliError {
     fn from(error: KubeError) -> Self {
-        let hints = match &error {
-            KubeError::Node(error) => error.hints(),
-            KubeError::Server(error) => error.hints(),
-            _ => Vec::new(),
-        };
+        let hints = error.hints();
         Self::of(ErrorKind::of_exit_code(error.exit_code()), error).with_hints(hints)
     }
 }
@@ -195,7 +194,7 @@ impl From<ServerError> for CliError {
             | ServerError::Files(_)
             | ServerError::OwnTools(_)
             | ServerError::Store(StoreError::Scheme(_) | StoreError::Address(_)) => ErrorKind::Usage,
-            // "foo" can never be listened on, whoever else listens.
+            // "foo" can never be listened on, with or without another listener.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage
             }

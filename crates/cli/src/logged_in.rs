@@ -1,4 +1,5 @@
-//! What `cantle login` keeps: a token that ends within the hour, and the provider's refresh token for the next one.
+//! The stored login of `cantle login`: a token that expires within the hour, and the provider's refresh token for the
+//! next one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind as IoErrorKind, Write as _};
@@ -21,7 +22,7 @@ const SOON_S: i64 = 300;
 pub(crate) struct Login {
     /// The server, without a slash at the end.
     pub(crate) url: String,
-    /// Who logged in, for people.
+    /// The name of the user who logged in, for display.
     pub(crate) user: String,
     token: String,
     /// When the token ends, in seconds since 1970.

@@ -1,10 +1,11 @@
-//! What `cantle` prints: data on stdout (tables, JSON, names), messages on stderr. Nothing else in this crate prints.
+//! The output of `cantle`: data on stdout (tables, JSON, names), messages on stderr. Nothing else in this crate prints.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the one place that prints")]
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
 use clap::ValueEnum;
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -47,7 +48,7 @@ fn visible(text: &str) -> String {
 }
 
 impl Printer {
-    /// A list, in the format that was asked for.
+    /// A list, in the format that was requested.
     pub(crate) fn items<T: Serialize>(&self, items: &[T], name: fn(&T) -> String, columns: &[Column<T>]) {
         match self.format {
             Format::Json => self.json(&serde_json::json!({"version": 1, "items": items})),
@@ -106,7 +107,7 @@ pub(crate) const CAUSE: &str = "caused by: ";
 /// How the line of a hint begins.
 pub(crate) const HINT: &str = "hint: ";
 
-/// An error: its line on stderr, below it its causes if the user wants to know more, and what would help.
+/// An error: its line on stderr, below it its causes with `-v`, and the hints.
 pub(crate) fn complain(error: &CliError, verbose: bool) {
     complaint(error, verbose).iter().for_each(|line| eprintln!("{}", for_stderr(line)));
 }
@@ -125,7 +126,7 @@ pub(crate) fn on_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
-/// Is there a terminal at which somebody can answer?
+/// Is there a terminal at which a person can answer?
 pub(crate) fn has_somebody_to_ask() -> bool {
     std::io::stdin().is_terminal()
 }
@@ -152,6 +153,24 @@ fn line(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));
 }
 
+/// The age of a time of the server, in one unit; `-` without a time. `-o json` has the time itself.
+pub(crate) fn ago(time: Option<&str>) -> String {
+    time.map_or_else(|| "-".to_owned(), |time| ago_at(time, Timestamp::now()))
+}
+
+fn ago_at(time: &str, now: Timestamp) -> String {
+    // A value that is not a time is shown unchanged.
+    let Ok(then) = time.parse::<Timestamp>() else { return time.to_owned() };
+    // The server's clock may be ahead of this one.
+    let seconds = now.duration_since(then).as_secs().max(0);
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3_600 => format!("{} min ago", seconds / 60),
+        3_600..86_400 => format!("{} h ago", seconds / 3_600),
+        _ => format!("{} d ago", seconds / 86_400),
+    }
+}
+
 /// Pads cells to columns, two blanks between them, none at the end.
 fn layout(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -169,6 +188,23 @@ fn layout(rows: &[Vec<String>]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_shown_by_their_age() {
+        let now: Timestamp = "2026-11-23T12:00:00Z".parse().unwrap();
+        let cases = [
+            ("2026-11-23T11:59:18.141000+00:00", "41 s ago"),
+            ("2026-11-23T11:58:59+00:00", "1 min ago"),
+            ("2026-11-23T09:30:00+00:00", "2 h ago"),
+            ("2026-11-01T12:00:00+00:00", "22 d ago"),
+            ("2026-11-23T12:00:05+00:00", "0 s ago"),
+            ("never", "never"),
+        ];
+        for (time, expected) in cases {
+            assert_eq!(ago_at(time, now), expected, "{time}");
+        }
+        assert_eq!(ago(None), "-");
+    }
 
     #[test]
     fn columns_line_up() {

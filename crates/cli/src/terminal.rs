@@ -1,4 +1,4 @@
-//! What a terminal may be sent of texts that tasks and other users wrote: names, messages and output.
+//! Filters texts of tasks and other users (names, messages, output) before they reach a terminal.
 //!
 //! Escape sequences can write the clipboard (OSC 52), answer for the user, or move the cursor over what was printed before. Colors
 //! and progress bars stay: `\r`, and the sequences that set colors or clear a line.

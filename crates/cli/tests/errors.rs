@@ -1,4 +1,4 @@
-//! What the user sees of errors: the line, its causes with `-v`, the hints, the exit code. Needs neither a GPU nor a server.
+//! Errors as the user sees them: the line, its causes with `-v`, the hints, the exit code. Needs neither a GPU nor a server.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -13,7 +13,7 @@ struct Case {
     verbose: &'static str,
 }
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 8] = [
     Case {
         words: &["tasks"],
         code: 2,
@@ -52,6 +52,22 @@ const CASES: [Case; 6] = [
         code: 3,
         plain: "cantle: there is no page \"alocation\"\nhint: did you mean allocation-refused?\n",
         verbose: "cantle: there is no page \"alocation\"\nhint: did you mean allocation-refused?\n",
+    },
+    Case {
+        words: &["check", "kubernetes"],
+        code: 2,
+        plain: "cantle: no cluster: no kubeconfig in $KUBECONFIG or ~/.kube/config, and this is not a pod\n\
+                hint: give --kubeconfig FILE, or set KUBECONFIG\n",
+        verbose: "cantle: no cluster: no kubeconfig in $KUBECONFIG or ~/.kube/config, and this is not a pod\n\
+                  hint: give --kubeconfig FILE, or set KUBECONFIG\n",
+    },
+    Case {
+        words: &["check", "kubernetes", "--kubeconfig", "{dir}/nosuch"],
+        code: 2,
+        plain: "cantle: no cluster: {dir}/nosuch: No such file or directory (os error 2)\n\
+                hint: give --kubeconfig FILE, or set KUBECONFIG\n",
+        verbose: "cantle: no cluster: {dir}/nosuch: No such file or directory (os error 2)\n\
+                  hint: give --kubeconfig FILE, or set KUBECONFIG\n",
     },
     Case {
         words: &["tsaks"],

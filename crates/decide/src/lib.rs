@@ -1,9 +1,9 @@
-//! The one door to the scheduler.
+//! The single entry point to the scheduler.
 //!
-//! Whoever places anything describes its world with a [`SnapshotBuilder`] (its GPUs as [`Offer`]s, who holds what, who
-//! waits, what counts under quotas) and calls [`decide`]: plan, then audit. `cantle run`, the agent, both Kubernetes paths,
-//! the controller of queues, the server and the simulator do the same and differ only in the world that they describe.
-//! A placement that somebody else decided (a cluster's scheduler) is held against the same rules by [`check`].
+//! A program that places tasks describes its world with a [`SnapshotBuilder`] (GPUs as [`Offer`]s, leases, waiting tasks,
+//! quotas) and calls [`decide`]: plan, then audit. `cantle run`, the agent, both Kubernetes paths, the controller of
+//! queues, the server and the simulator do the same and differ only in the world that they describe. [`check`] applies the
+//! same rules to a placement that a cluster's scheduler has decided.
 //!
 //! Pure: the clock and ids are arguments.
 
@@ -25,7 +25,8 @@ pub struct BrokenPlan {
     pub violations: Vec<Violation>,
 }
 
-/// Decides what starts at `now_ms` (milliseconds since the epoch), who has to stop, and why the rest waits.
+/// Decides which tasks start at `now_ms` (milliseconds since the epoch), which have to stop, and why the
+/// rest waits.
 ///
 /// # Errors
 /// If the plan breaks a rule; nothing of it may be carried out.

@@ -1,4 +1,4 @@
-//! A GPU and what can be had of it.
+//! Offers: a GPU and its free capacity.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use cantle_mig::{GpuGeometry, Instance, Table};
 use cantle_model::{Gpu, Slice};
 use cantle_sched::GpuState;
 
-/// A GPU and what can be had of it, as a node describes it.
+/// A GPU and its free capacity, as a node describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The GPU, in the mode that it is in now.
@@ -15,28 +15,28 @@ pub struct Offer {
     pub table: Option<Arc<Table>>,
     /// Does it change between shares and MIG instances by itself, when it is idle?
     pub switches: bool,
-    /// MIG instances that exist and that no lease holds. Busy ones are somebody else's.
+    /// MIG instances that exist and that no lease holds. Busy ones belong to other programs.
     pub instances: Vec<Instance>,
     /// Memory in bytes that is held by processes that cantle did not start.
     pub foreign_bytes: u64,
-    /// Nothing new may start on it: it does not answer, its node is drained, or somebody else has it.
+    /// Nothing new may start on it: it does not answer, its node is drained, or another program has it.
     pub closed: bool,
 }
 
 impl Offer {
-    /// A GPU that nobody else uses, in the mode that it is in.
+    /// A GPU without foreign use, in its present mode.
     #[must_use]
     pub const fn new(gpu: Gpu) -> Self {
         Self { gpu, table: None, switches: false, instances: Vec::new(), foreign_bytes: 0, closed: false }
     }
 
-    /// Can it be had in shares, or whole?
+    /// Can it be allocated in shares, or as a whole?
     #[must_use]
     pub const fn has_shares(&self) -> bool {
         !self.gpu.mig || self.switches
     }
 
-    /// Can MIG instances of it be had?
+    /// Can MIG instances of it be allocated?
     #[must_use]
     pub const fn has_instances(&self) -> bool {
         self.table.is_some() && (self.gpu.mig || self.switches)
@@ -49,7 +49,7 @@ impl Offer {
         self
     }
 
-    /// The same GPU with nothing left of it: what it is used for excludes what is asked for now.
+    /// The same GPU with nothing left of it: its present use excludes the request.
     #[must_use]
     pub fn exhausted(mut self) -> Self {
         self.foreign_bytes = self.gpu.memory_bytes;
@@ -63,8 +63,8 @@ impl Offer {
         self
     }
 
-    /// Does this slice of the GPU take anything of the offer? Where only some instances are offered
-    /// ([`Table::fixed`]), the others take nothing of it.
+    /// Does this slice of the GPU take anything of the offer? If only some instances are offered ([`Table::fixed`]),
+    /// the others do not count against it.
     #[must_use]
     pub fn counts(&self, slice: &Slice) -> bool {
         let (Some(table), Some(mig)) = (self.table.as_ref().filter(|_| self.gpu.mig), &slice.mig) else {

@@ -1,4 +1,4 @@
-//! Quotas in the snapshot: whose the running tasks are, what is held elsewhere, and what a waiting task counts.
+//! Quotas in the snapshot: the projects of running tasks, what other nodes hold, and what a waiting task counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ pub(crate) fn enter(snapshot: &mut Snapshot, fleet: &Fleet, ending: &BTreeSet<Le
             running.preemptible = false;
         }
         if ending.contains(&running.lease) {
-            // Its slices will be free whatever it is stopped for: nobody else needs to stop for the same capacity.
+            // Its slices will be free in any case: no other task needs to stop for the same capacity.
             running.stopping.get_or_insert(Cause::Preempt);
         }
     }
@@ -82,7 +82,7 @@ pub fn describe_waiting(waiting: &mut Waiting, reported: &WaitingTask, terms: Op
     waiting.freeing_on.clone_from(&reported.freeing_on);
 }
 
-/// Who has to stop, as the server is told.
+/// The tasks that have to stop, as reported to the server.
 #[must_use]
 pub fn victims(evictions: Vec<Eviction>) -> Vec<Victim> {
     let victim = |eviction: Eviction| Victim {

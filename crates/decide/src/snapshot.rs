@@ -1,4 +1,4 @@
-//! One moment of the world, put together for the scheduler.
+//! Builds the scheduler's snapshot of the world at one moment.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ impl SnapshotBuilder {
         self
     }
 
-    /// A lease on the node `node`, whoever's it is.
+    /// A lease on the node `node`, of any owner.
     #[must_use]
     pub fn lease(self, lease: &Lease, node: &str) -> Self {
         self.running([Running::of_lease(lease, node, 0)])
@@ -53,7 +53,7 @@ impl SnapshotBuilder {
         self
     }
 
-    /// A queue and who waits in it, the first one first.
+    /// A queue and the tasks that wait in it, in order.
     #[must_use]
     pub fn queue(self, spec: QueueSpec, waiting: Vec<Waiting>) -> Self {
         self.queues([Queue::new(spec, waiting)])
@@ -102,15 +102,15 @@ impl SnapshotBuilder {
         self
     }
 
-    /// What tasks hold where this planner decides nothing; shares and limits count it.
+    /// The holdings of tasks outside this planner's nodes; shares and limits count them.
     #[must_use]
     pub fn held_elsewhere(mut self, held: impl IntoIterator<Item = Held>) -> Self {
         self.elsewhere.extend(held);
         self
     }
 
-    /// What is under quotas, as the server says: whose the running tasks are, and what is held on other nodes. The leases
-    /// in `ending` will be free soon, whatever they are stopped for.
+    /// The use under quotas, from the server: whose the running tasks are, and what is held on other nodes. The leases in
+    /// `ending` will be free soon, for any reason of their stop.
     #[must_use]
     pub fn under_quotas(mut self, fleet: &Fleet, ending: BTreeSet<LeaseId>) -> Self {
         self.fleet = Some((fleet.clone(), ending));

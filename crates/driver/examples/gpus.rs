@@ -1,4 +1,5 @@
-//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also what is done in a process of its own in this crate's tests.
+//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. The tests of this crate also run it for the
+//! steps that need a process of their own.
 
 use std::env;
 use std::io::Write as _;

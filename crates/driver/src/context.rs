@@ -1,4 +1,5 @@
-//! What a CUDA context costs. No API reports that, so it is measured: a child makes a context, and NVML is asked about the child.
+//! Measures the memory of a CUDA context, because no API reports it: a child process creates a context, and NVML is asked
+//! about the child.
 
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::fs;
@@ -12,7 +13,7 @@ use libloading::Library;
 
 use crate::{Driver, DriverError, Installation, Memory, PROBE_CONTEXT_COMMAND, Result};
 
-/// What the child prints when its context exists; it keeps the context until its stdin closes.
+/// The child prints this when its context exists; it keeps the context until its stdin closes.
 const READY: &str = "ready";
 
 pub(crate) fn measure(
@@ -28,7 +29,7 @@ pub(crate) fn measure(
     let ready = wait_ready(&mut child, gpu);
     let measured = ready.and_then(|()| read_back(driver, gpu, child.id(), before));
     drop(child.stdin.take());
-    // Its exit status says nothing more than the line it wrote, or did not.
+    // Its exit status adds nothing to the line that it wrote, or did not write.
     let _ = child.wait();
     measured.map(|bytes| bytes.next_multiple_of(GRANULE_BYTES))
 }

@@ -40,7 +40,7 @@ pub enum DriverError {
     Stalled {
         /// The GPU.
         gpu: GpuUuid,
-        /// What it was asked.
+        /// The call.
         call: &'static str,
         /// Seconds that the caller has waited.
         waited_s: u64,
@@ -58,10 +58,10 @@ pub enum DriverError {
     MigProcess {
         /// The GPU.
         gpu: GpuUuid,
-        /// What went wrong.
+        /// The fault.
         why: String,
     },
-    /// NVML says two things about one instance: it was replaced while it was read, or NVML remembers another one.
+    /// NVML contradicts itself about one instance: it was replaced while it was read, or NVML remembers another one.
     #[error("NVML contradicts itself about MIG instance {instance} of GPU {gpu}")]
     Contradiction {
         /// The GPU.
@@ -83,7 +83,7 @@ pub enum DriverError {
     NoNode {
         /// The node.
         node: PathBuf,
-        /// What it opens, as named in `/proc/driver/nvidia/capabilities`.
+        /// The capability that it opens, as named in `/proc/driver/nvidia/capabilities`.
         capability: String,
         /// The system's error.
         why: String,
@@ -123,13 +123,13 @@ pub enum DriverError {
     Probe {
         /// The GPU.
         gpu: GpuUuid,
-        /// What went wrong.
+        /// The fault.
         why: String,
     },
 }
 
 impl DriverError {
-    /// NVML says that the GPU is gone from the bus or needs a reset.
+    /// NVML reports that the GPU is gone from the bus or needs a reset.
     #[must_use]
     pub const fn is_gpu_lost(&self) -> bool {
         // NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
@@ -149,8 +149,8 @@ impl DriverError {
     }
 }
 
-/// What NVML's codes mean for MIG. They are ambiguous: for a placement that is taken NVML returns the code for too few resources.
-/// To find out, read the instances.
+/// The meaning of NVML's codes for MIG. They are ambiguous: for a placement that is taken NVML returns the code for too few
+/// resources. To find out, read the instances.
 impl DriverError {
     /// The instance, or the GPU, is in use (`NVML_ERROR_IN_USE`). That may end by itself.
     #[must_use]

@@ -1,4 +1,4 @@
-//! A driver whose calls fail as a script says, to test what the agent does about a failing GPU.
+//! A driver whose calls fail by a script, to test how the agent handles a failing GPU.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions,
+    ProcessMemory, Result, Versions, Xid,
 };
 
 /// The calls that can be made to fail.
@@ -27,7 +27,7 @@ pub enum Call {
 /// One failure: the next matching call returns `error` instead of reaching the driver.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// Which call.
+    /// The name of the call.
     pub call: Call,
     /// On which GPU; any if `None`.
     pub gpu: Option<GpuUuid>,
@@ -35,7 +35,7 @@ pub struct Fault {
     pub after: u32,
     /// Number of calls that fail then; `u32::MAX` means all.
     pub times: u32,
-    /// What they fail with.
+    /// The error with which they fail.
     pub error: DriverError,
 }
 
@@ -111,6 +111,10 @@ impl Driver for FaultyDriver {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         self.pass(Call::Processes, Some(gpu))?;
         self.inner.processes(gpu)
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
+        self.inner.xids(gpu)
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {

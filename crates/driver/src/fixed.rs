@@ -8,10 +8,10 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, LostGpu, Memory,
-    Mig, ProcessMemory, Result, Versions,
+    Mig, ProcessMemory, Result, Versions, Xid,
 };
 
-/// Of instances that stand as they are nobody changes anything.
+/// Nothing changes fixed instances.
 const UNMARKED: u64 = 0;
 
 /// Another driver's GPUs, of which only these MIG devices may be used.
@@ -121,6 +121,10 @@ impl Driver for FixedInstances {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         self.inner.processes(gpu)
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
+        self.inner.xids(gpu)
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {

@@ -1,4 +1,4 @@
-//! Where a driver is installed.
+//! Finds the installation of a driver.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use nvml_wrapper_sys::bindings::NvmlLib;
 use crate::libraries::{self, Libraries};
 use crate::{Result, simulated};
 
-/// Which driver to use. Programs use this machine's; only tests of this workspace that need several machines in one process name
-/// directories.
+/// The driver to use. Programs use this machine's; only tests of this workspace that need several machines in one process
+/// name directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installation {
     directory: Option<Directory>,

@@ -1,7 +1,7 @@
 //! The agent's view of GPUs: one long-lived NVML session behind the [`Driver`] trait, real or simulated.
 //!
-//! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one: nothing here knows which it
-//! is. [`fault`] wraps a driver with scripted failures for tests.
+//! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one, and cannot tell them apart. [`fault`]
+//! wraps a driver with scripted failures for tests.
 
 mod context;
 mod error;
@@ -18,6 +18,7 @@ mod recent;
 pub mod simulated;
 mod timeout;
 mod visible;
+mod xid;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub use mig_process::mig_main;
 pub use no_gpus::no_gpus;
 pub use nvml::LostGpu;
 pub use visible::visible_memory;
+pub use xid::Xid;
 
 /// The first argument that makes the binary act as the context probe: see [`probe_context_main`].
 pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";
@@ -63,7 +65,7 @@ pub struct Load {
     pub celsius: u32,
 }
 
-/// What one process holds of one GPU.
+/// The memory of one process on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
     /// Process id in the machine's own pid namespace.
@@ -74,7 +76,7 @@ pub struct ProcessMemory {
     pub instance: Option<u32>,
 }
 
-/// Where a GPU is on its bus and in `/dev`.
+/// A GPU's address on its bus, and its node in `/dev`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// PCI address as NVML writes it, e.g. `00000000:01:00.0`.
@@ -94,7 +96,7 @@ pub struct Versions {
     pub nvml: String,
 }
 
-/// What a container needs to use GPUs, in addition to libcuda and libnvidia-ml.
+/// The files that a container needs to use GPUs, in addition to libcuda and libnvidia-ml.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerParts {
     /// Device nodes: those of the GPUs and those that all share.
@@ -135,6 +137,13 @@ pub trait Driver: Mig + Send + Sync {
     /// If there is no such GPU, or the driver fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>>;
 
+    /// The faults that the driver has reported since the last call, oldest first; the first call starts listening. It does
+    /// not wait.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>>;
+
     /// Bus address and device node.
     ///
     /// # Errors
@@ -144,7 +153,7 @@ pub trait Driver: Mig + Send + Sync {
     /// Versions of the driver's parts.
     fn versions(&self) -> Versions;
 
-    /// What a context costs on `device` (this GPU's own name, or that of a MIG device on it): memory that a process
+    /// The memory of a context on `device` (this GPU's own name, or that of a MIG device on it): memory that a process
     /// holds before it allocates anything, rounded up to 2 MiB. Measured with a child process, which takes up to a
     /// second on real hardware; [`ContextCache`] remembers.
     ///
@@ -152,8 +161,8 @@ pub trait Driver: Mig + Send + Sync {
     /// If the probe can't run, or the driver fails.
     fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64>;
 
-    /// What a container needs for these slices in addition to the two libraries. Of a GPU in MIG mode it gets the nodes of the
-    /// slice's instance only.
+    /// The files that a container needs for these slices, in addition to the two libraries. Of a GPU in MIG mode it gets the
+    /// nodes of the slice's instance only.
     ///
     /// # Errors
     /// If there is no such GPU or instance, or the driver fails.

@@ -1,4 +1,4 @@
-//! Where the driver's libraries are, and under which names a program may open them.
+//! The driver's libraries: where they are, and the names under which a program may open them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ pub(crate) const NVML_SONAME: &str = "libnvidia-ml.so.1";
 
 /// Directories where installers put the driver's libraries, in addition to those of `/etc/ld.so.conf*`: distributions, the
 /// container toolkit (`/usr/local/nvidia`), GKE, and CUDA's forward-compatibility packages.
-const USUAL_DIRS: [&str; 18] = [
+const USUAL_DIRS: [&str; 20] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -23,17 +23,34 @@ const USUAL_DIRS: [&str; 18] = [
     "/usr/lib",
     "/lib/x86_64-linux-gnu",
     "/lib64",
-    "/usr/lib/wsl/lib",
+    WSL_DIR,
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
     "/opt/nvidia/lib64",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "/run/nvidia/driver/usr/lib/aarch64-linux-gnu",
     "/run/nvidia/driver/usr/lib64",
-    // NixOS; Container-Optimized OS; Bottlerocket.
+    // NixOS; Container-Optimized OS, on GKE and elsewhere; Flatcar; Bottlerocket.
     "/run/opengl-driver/lib",
     "/home/kubernetes/bin/nvidia/lib64",
+    "/var/lib/nvidia/lib64",
+    "/opt/nvidia/current/usr/lib64",
     "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib",
+];
+
+/// Windows' subsystem for Linux: what Linux has of the driver, and Windows' own part of it, which the former opens.
+const WSL_DIR: &str = "/usr/lib/wsl/lib";
+const WSL_STORE: &str = "/usr/lib/wsl/drivers";
+
+/// Where installers put `nvidia-smi`. NixOS is not among them: its programs run on NixOS only.
+const PROGRAM_DIRS: [&str; 7] = [
+    "/usr/bin",
+    WSL_DIR,
+    "/run/nvidia/driver/usr/bin",
+    "/usr/local/nvidia/bin",
+    "/home/kubernetes/bin/nvidia/bin",
+    "/var/lib/nvidia/bin",
+    "/opt/nvidia/current/usr/bin",
 ];
 
 /// One library of the driver.
@@ -103,7 +120,8 @@ const COMPANION_DATA: [&str; 5] = [
 ];
 
 /// The other libraries of the driver, which are in libcuda's directory (VDPAU's in one below it) and have its version, under all the
-/// names they have there; what some of them read; and the driver's programs.
+/// names they have there; what some of them read; and the driver's program. In Windows' subsystem for Linux versions are not in names:
+/// there it is everything in that directory, and the directory that this opens.
 pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<PathBuf> {
     let Some(dir) = libraries.cuda.real.parent() else { return Vec::new() };
     let suffix = format!(".so.{driver_version}");
@@ -111,12 +129,19 @@ pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<Pat
         let Some(target) = path.canonicalize().ok() else { return false };
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let hooked = [&libraries.cuda.real, &libraries.nvml.real].contains(&&target);
-        !hooked && name.ends_with(&suffix) && COMPANIONS.iter().any(|start| name.starts_with(start))
+        let is_same_version =
+            name.ends_with(&suffix) && COMPANIONS.iter().any(|start| name.starts_with(start));
+        !hooked && (is_same_version || (dir == Path::new(WSL_DIR) && name.contains(".so")))
     };
     let mut files: Vec<PathBuf> = entries(dir).into_iter().filter(belongs).collect();
     files.extend(entries(&dir.join("vdpau")).into_iter().filter(belongs));
-    let rest = COMPANION_DATA.into_iter().chain(["/usr/bin/nvidia-smi"]).map(PathBuf::from);
-    files.extend(rest.filter(|file| file.is_file()));
+    files.extend(COMPANION_DATA.into_iter().map(PathBuf::from).filter(|file| file.is_file()));
+    files.extend(
+        PROGRAM_DIRS.into_iter().map(|dir| Path::new(dir).join("nvidia-smi")).find(|file| file.is_file()),
+    );
+    if dir == Path::new(WSL_DIR) {
+        files.extend(Some(PathBuf::from(WSL_STORE)).filter(|store| store.is_dir()));
+    }
     files
 }
 
@@ -231,6 +256,27 @@ mod tests {
             ]
         );
         assert_eq!(find_in(&library_dirs(&root), NVML_SONAME, "550.1"), None);
+    }
+
+    /// Bottlerocket has no test on a simulated machine: its directory is at the root.
+    #[test]
+    fn every_layout_is_found() {
+        for dir in USUAL_DIRS {
+            let root = tempfile::tempdir().unwrap();
+            let root = root.path().canonicalize().unwrap();
+            let library = format!("{}/libcuda.so.550.1", dir.trim_start_matches('/'));
+            file(&root, &library);
+            let found = find_in(&library_dirs(&root), CUDA_SONAME, "550.1").unwrap();
+            assert_eq!(found.real, root.join(library));
+        }
+        // Of a kernel, which the loader knows: Flatcar's own.
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let dir = "opt/nvidia/550.1/6.12.1-flatcar/usr/lib64";
+        file(&root, &format!("{dir}/libcuda.so.550.1"));
+        fs::create_dir_all(root.join("etc/ld.so.conf.d")).unwrap();
+        fs::write(root.join("etc/ld.so.conf.d/nvidia.conf"), format!("/{dir}\n")).unwrap();
+        assert!(find_in(&library_dirs(&root), CUDA_SONAME, "550.1").is_some());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! MIG instances, as NVML shows and makes them.
+//! MIG instances: lists, creates and destroys them through NVML.
 
 use cantle_mig::Table;
 use cantle_model::GpuUuid;
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// A GPU instance that exists, whoever made it.
+/// A GPU instance that exists, made by cantle or by others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
-    /// NVML's id of it. It says nothing about the placement.
+    /// NVML's id of it. It does not determine the placement.
     pub id: u32,
     /// NVML's id of its profile.
     pub profile_id: u32,
@@ -32,7 +32,7 @@ pub enum Activation {
     ResetRequired,
 }
 
-/// MIG. The profiles are read from the driver, never from a table of ours: they differ by GPU and by driver.
+/// MIG. The profiles are read from the driver, never from a table: they differ by GPU and by driver.
 ///
 /// Making and destroying instances takes a second or more on real hardware. The caller's thread waits for it, and nothing else
 /// should wait for that thread. Only one process may do it to a GPU at a time; the agent has a lock for that.
@@ -49,8 +49,8 @@ pub trait Mig {
     /// If there is no such GPU, or the driver fails.
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>>;
 
-    /// As [`Self::gpu_instances`], for who only plans: the answer may be up to a minute old, but no older than `mark`, which is
-    /// another one whenever a program of ours may have changed an instance there. The driver is asked less and less often while
+    /// As [`Self::gpu_instances`], for planning only: the answer may be up to a minute old, but no older than `mark`, which
+    /// changes whenever a cantle program may have changed an instance there. The driver is asked less and less often while
     /// nothing changes. Before anything is made or destroyed, ask [`Self::gpu_instances`].
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! MIG calls in a process of their own, which ends with the call.
 //!
-//! NVIDIA's library holds one lock per process over each MIG call, whichever GPU it is about, and who waits for it takes a core's
-//! time: a creation of some seconds on one GPU would stop all who ask about another. It also remembers for the life of a process
-//! which profile a GPU instance id had. A process per call has a lock of its own and remembers nothing.
+//! NVIDIA's library holds one lock per process during each MIG call, for all GPUs, and a thread that waits for the lock
+//! spins on a core: a creation that takes seconds on one GPU would block all calls about the others. It also remembers
+//! for the life of a process which profile a GPU instance id had. A process per call has a lock of its own and remembers
+//! nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::nvml::Session;
 use crate::{DriverError, GpuInstance, Installation, MIG_COMMAND, Mig, Result};
 
-/// What is asked of one GPU.
+/// A call about one GPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum MigCall {
     Table,
@@ -67,7 +68,7 @@ impl Failure {
     }
 }
 
-/// How the process is started.
+/// The command that starts the process.
 #[derive(Clone, Debug)]
 pub(crate) struct MigProcess {
     exe: PathBuf,
@@ -116,7 +117,7 @@ impl MigProcess {
 /// The `main` of that process. `args` are those after [`MIG_COMMAND`].
 #[must_use]
 pub fn mig_main(args: &[OsString]) -> ExitCode {
-    // Whoever has asked is gone: nobody knows any more what this process would do to the GPU.
+    // The caller is gone: it is then unknown what this process would do to the GPU.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let answer = match args {
         [index, gpu, call, rest @ ..] => carry_out(index, gpu, call, rest),

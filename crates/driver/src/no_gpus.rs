@@ -1,4 +1,4 @@
-//! No GPUs at all: for an agent whose tasks get none, on machines with a driver and without.
+//! A driver without GPUs, for an agent whose tasks get none, on machines with and without NVIDIA's driver.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions,
+    ProcessMemory, Result, Versions, Xid,
 };
 
 struct NoGpus;
@@ -36,6 +36,10 @@ impl Driver for NoGpus {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
+        none(gpu)
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
         none(gpu)
     }
 

@@ -21,7 +21,7 @@ pub(crate) fn of_instance(root: &Path, gpu_minor: u32, instance: (u32, u32)) -> 
     let minors = fs::read_to_string(root.join(MINORS)).unwrap_or_default();
     let found = capabilities(&minors, gpu_minor, instance);
     if found.len() < 2 {
-        // A container without them could use nothing, and would not say why.
+        // A container without them could use nothing, and would not report why.
         let name = format!("gpu{gpu_minor}/gi{}/ci{}", instance.0, instance.1);
         return Err(DriverError::NoCapability { file: root.join(MINORS), name });
     }

@@ -1,5 +1,5 @@
-//! One NVML session: the library stays loaded and initialized, handles are cached. Opening and closing it per call is
-//! slow and racy.
+//! One NVML session: the library stays loaded and initialized, and handles are cached. To open and close it for each
+//! call would be slow and racy.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint};
@@ -16,7 +16,7 @@ use nvml_wrapper_sys::bindings::{
 use crate::libraries::NVML_SONAME;
 use crate::{
     ContainerParts, Driver, DriverError, Installation, Libraries, Load, Location, Memory, ProcessMemory,
-    Result, Versions, context, libraries, nodes,
+    Result, Versions, Xid, context, libraries, nodes,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
@@ -41,15 +41,15 @@ macro_rules! nvml {
             // SAFETY: the function has the signature of NVIDIA's header (nvml-wrapper-sys) and stays loaded as long as the
             // session. NVML refuses calls before `nvmlInit` itself. Handles are NVML's own, which it checks. Every pointer
             // argument at the macro's uses is null where NVML allows that, or points to a local that outlives the call: one
-            // value, or a buffer of as many as the count argument beside it says or, where NVML has no such argument, as its
-            // profile's
-            // `instanceCount` says.
+            // value, or a buffer of as many as the count argument next to it says or, where NVML has no such argument, as
+            // its profile's `instanceCount` says.
             Ok(function) => $session.check(stringify!($function), $gpu, unsafe { function($($arg),*) }),
             Err(_) => Err(DriverError::TooOld { function: stringify!($function).into() }),
         }
     };
 }
 
+mod events;
 mod mig;
 
 struct Device {
@@ -59,6 +59,8 @@ struct Device {
     table: OnceLock<Table>,
     /// The profiles of compute instances in the GPU instances of each profile, by its id.
     compute: Mutex<BTreeMap<c_uint, Arc<[nvmlComputeInstanceProfileInfo_t]>>>,
+    /// Its event set, once created; `None` for a GPU that reports nothing.
+    events: OnceLock<Option<events::EventSet>>,
 }
 
 /// A GPU that NVML counts and can't open.
@@ -66,7 +68,7 @@ struct Device {
 pub struct LostGpu {
     /// Its number.
     pub index: u32,
-    /// What NVML says of it.
+    /// The properties that NVML reports.
     pub why: DriverError,
 }
 
@@ -76,13 +78,14 @@ pub(crate) struct Session {
     probe_exe: PathBuf,
     devices: BTreeMap<GpuUuid, Device>,
     lost: Vec<LostGpu>,
+    third_lists: OnceLock<bool>,
 }
 
 // SAFETY: only NVML's handles make it not `Send` by itself. They are opaque, never dereferenced here, and by NVML's documentation
 // valid in every thread.
 unsafe impl Send for Session {}
-// SAFETY: NVML's documentation says that its functions may be called by several threads at a time. What changes in the session
-// after `open` is in a `OnceLock` and a `Mutex`; the handles never change.
+// SAFETY: NVML's documentation says that its functions may be called by several threads at a time. All state that changes
+// after `open` is in `OnceLock`s and a `Mutex`; the handles never change.
 unsafe impl Sync for Session {}
 
 impl Session {
@@ -115,7 +118,8 @@ impl Session {
     fn connect(installation: &Installation, probe_exe: PathBuf) -> Result<Self> {
         let lib = installation.nvml().unwrap_or_else(load)?;
         let (installation, devices) = (installation.clone(), BTreeMap::new());
-        let session = Self { lib, installation, probe_exe, devices, lost: Vec::new() };
+        let session =
+            Self { lib, installation, probe_exe, devices, lost: Vec::new(), third_lists: OnceLock::new() };
         nvml!(session, None, nvmlInit_v2())?;
         Ok(session)
     }
@@ -132,7 +136,7 @@ impl Session {
             memory => memory?.total_bytes,
         };
         let gpu = Gpu { uuid, index, model, memory_bytes, mig };
-        Ok(Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default() })
+        Ok(Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default(), events: OnceLock::new() })
     }
 
     /// One GPU as it is now: its MIG mode is the one thing that can change while we run.
@@ -205,7 +209,8 @@ impl Session {
         call: impl Fn(*mut c_uint, *mut nvmlProcessInfo_t) -> Result<()>,
     ) -> Result<Vec<nvmlProcessInfo_t>> {
         let empty = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-        let mut infos = vec![empty; 32];
+        // Room for more than most GPUs have: the driver goes through all of them at each call.
+        let mut infos = vec![empty; 512];
         loop {
             let mut count = c_uint::try_from(infos.len()).unwrap_or(c_uint::MAX);
             match call(&raw mut count, infos.as_mut_ptr()) {
@@ -224,8 +229,12 @@ impl Session {
 
     /// Drivers 535.43 to 535.86 fill longer rows than the header of any other driver says for the third version of the lists.
     fn has_third_lists(&self) -> bool {
+        if let Some(&known) = self.third_lists.get() {
+            return known;
+        }
         let driver = text(|buf, len| nvml!(self, None, nvmlSystemGetDriverVersion(buf, len)));
-        driver.is_ok_and(|driver| !has_long_rows(&driver))
+        // A driver that does not answer is asked again.
+        driver.is_ok_and(|driver| *self.third_lists.get_or_init(|| !has_long_rows(&driver)))
     }
 
     fn compute_processes(&self, gpu: &GpuUuid, handle: nvmlDevice_t) -> Result<Vec<nvmlProcessInfo_t>> {
@@ -305,7 +314,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Nothing can be done about a failure, and the process goes on without NVML either way.
+        // Nothing can be done about a failure, and the process continues without NVML either way.
         let _ = nvml!(self, None, nvmlShutdown());
     }
 }
@@ -333,7 +342,7 @@ impl Driver for Session {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         let handle = self.device(gpu)?;
-        // Without this list nothing is known, which is not the same as nobody.
+        // Without this list the processes are unknown, which does not mean that there are none.
         let compute = self.compute_processes(gpu, handle)?;
         let others = self.other_processes(gpu, handle)?;
         // A process that is in several lists has the same figure in each: it counts once.
@@ -346,6 +355,10 @@ impl Driver for Session {
         }
         let process = |((pid, instance), used_bytes)| ProcessMemory { pid, used_bytes, instance };
         Ok(by_pid.into_iter().map(process).collect())
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
+        self.new_xids(gpu)
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {

@@ -1,4 +1,5 @@
-//! Which instances a GPU had lately, for who plans. The driver is asked less and less often while nothing changes.
+//! The instances that a GPU had lately, for planning. The driver is asked less and less often while nothing
+//! changes.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! For tests: makes simulated GPUs in a directory, and asks what they really hold. The simulated libraries export functions of
-//! their own for this.
+//! For tests: creates simulated GPUs in a directory, and reads what they really hold. The simulated libraries export
+//! functions of their own for this.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;

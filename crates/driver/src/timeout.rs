@@ -1,8 +1,8 @@
-//! A GPU that does not answer must not delay the others: each is asked on a thread of its own, and callers wait for an answer for
-//! a limited time.
+//! Keeps a GPU that does not answer from delaying the others: each GPU has a thread of its own for calls, and callers wait
+//! for an answer for a limited time.
 //!
-//! Questions about MIG instances, and changes of them, go to a process of their own ([`MigProcess`]). Making and destroying has
-//! no time limit: the caller's thread waits for it.
+//! Calls about MIG instances go to a process of their own ([`MigProcess`]). Creating and destroying has no time limit: the
+//! caller's thread waits for it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::nvml::{LostGpu, Session};
 use crate::recent::Recent;
 use crate::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions,
+    ProcessMemory, Result, Versions, Xid,
 };
 
 /// NVML answers in a millisecond; on a busy machine an answer has taken a second.
@@ -70,7 +70,7 @@ pub(crate) struct TimedDriver {
     session: Arc<Session>,
     /// As found at the start; reported for a GPU that does not answer.
     gpus: Vec<Gpu>,
-    /// Where MIG calls are made; in unit tests in this process.
+    /// The place of MIG calls: a separate process, or this one in unit tests.
     process: Option<MigProcess>,
     recent: Recent,
 }
@@ -185,6 +185,11 @@ impl Driver for TimedDriver {
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         let uuid = gpu.clone();
         self.ask(gpu, "its processes", move |session| session.processes(&uuid))
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
+        let uuid = gpu.clone();
+        self.ask(gpu, "its events", move |session| session.xids(&uuid))
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {

@@ -87,7 +87,7 @@ struct Holder(Child);
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // SIGKILL: the memory must come back whatever way a process ends.
+        // SIGKILL: the memory must come back in every way in which a process can end.
         self.0.kill().and_then(|()| self.0.wait()).expect("the holder was alive");
     }
 }

@@ -1,4 +1,4 @@
-//! What a claim template looks like, from its name and from the GPUs that the cluster has.
+//! Builds a claim template from its name and from the GPUs that the cluster has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,9 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use crate::ObjectExt as _;
+use crate::dra::ComputeParameters;
 use crate::inject::CLAIM;
-use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile, size_marker};
+use crate::names::{CLASS_SHARED, CLASS_WHOLE, COMPUTE_MARKER, DRIVER, class_of_profile, size_marker};
 use crate::template_name::TemplateName;
 
 /// Sizes of GPUs that one template can be for: Kubernetes allows no more alternatives in a request.
@@ -31,16 +32,33 @@ pub type GpuSizes = BTreeMap<u64, usize>;
 /// stay for those that need them.
 #[must_use]
 pub fn spec(template: &TemplateName, sizes: &GpuSizes) -> Option<Value> {
-    let (request, gpus) = match template {
-        TemplateName::Fraction { gpus, .. } => {
-            let sizes = alternatives(sizes);
-            let of = |total: &u64| share_of_size(*total, shared_mib(template, *total), *gpus);
-            let requests: Vec<Value> = sizes.iter().map(of).collect();
-            if requests.is_empty() {
-                return None;
-            }
-            (json!({"name": "gpu", "firstAvailable": requests}), *gpus)
+    let mut claim = devices_of(template, sizes)?;
+    if let TemplateName::Compute { slice, .. } = template {
+        let request = &mut claim["requests"][0];
+        let alternatives = request.get_mut("firstAvailable").and_then(Value::as_array_mut);
+        match alternatives {
+            Some(all) => all.iter_mut().for_each(only_where_shares_are_kept),
+            None => only_where_shares_are_kept(&mut request["exactly"]),
         }
+        let parameters = ComputeParameters::of(slice, template.compute());
+        claim["config"] =
+            json!([{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]);
+    }
+    Some(json!({"spec": {"devices": claim}}))
+}
+
+fn only_where_shares_are_kept(device: &mut Value) {
+    device["capacity"]["requests"][COMPUTE_MARKER] = json!("0");
+}
+
+/// Requests for what `template` counts, and constraints.
+fn devices_of(template: &TemplateName, sizes: &GpuSizes) -> Option<Value> {
+    let (request, gpus) = match template {
+        TemplateName::Compute { slice, .. } if matches!(**slice, TemplateName::Fraction { .. }) => {
+            (shares_of_sizes(template, sizes, 1)?, 1)
+        }
+        TemplateName::Compute { slice, .. } => return devices_of(slice, sizes),
+        TemplateName::Fraction { gpus, .. } => (shares_of_sizes(template, sizes, *gpus)?, *gpus),
         TemplateName::Memory { gpus, .. } => {
             let mut device = devices(CLASS_SHARED, *gpus);
             device["capacity"] = memory(shared_mib(template, ANY_MIB));
@@ -57,7 +75,14 @@ pub fn spec(template: &TemplateName, sizes: &GpuSizes) -> Option<Value> {
         // Without it, several shares of one claim could be of the same GPU.
         claim["constraints"] = json!([{"distinctAttribute": format!("{DRIVER}/uuid"), "requests": ["gpu"]}]);
     }
-    Some(json!({"spec": {"devices": claim}}))
+    Some(claim)
+}
+
+/// A part of a GPU, as one alternative per size.
+fn shares_of_sizes(template: &TemplateName, sizes: &GpuSizes, gpus: u32) -> Option<Value> {
+    let of = |total: &u64| share_of_size(*total, shared_mib(template, *total), gpus);
+    let requests: Vec<Value> = alternatives(sizes).iter().map(of).collect();
+    (!requests.is_empty()).then(|| json!({"name": "gpu", "firstAvailable": requests}))
 }
 
 /// MiB that `template` gets of a GPU that has `total_mib`, as on machines without Kubernetes; none if that GPU is too small.
@@ -74,7 +99,7 @@ fn share_of_size(total_mib: u64, mib: u64, gpus: u32) -> Value {
     device
 }
 
-/// What the API server would add is written out, so that what it gives back compares equal.
+/// Defaults of the API server are written out, so that its copy compares equal.
 fn devices(class: &str, count: u32) -> Value {
     json!({"deviceClassName": class, "allocationMode": "ExactCount", "count": count})
 }
@@ -102,20 +127,20 @@ fn quantity(mib: u64) -> String {
     format!("{amount}{}", units[at])
 }
 
-/// What to do with a template.
+/// An action on a template.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TemplateAction {
     /// Make it.
     Create(TemplateKey, Value),
-    /// There are GPUs that it is not for, or somebody else made it. A template can't be changed: it is created again when it is
-    /// gone and a pod waits for it.
+    /// It does not cover all GPUs, or another program created it. A template can't be changed: it is created again when it
+    /// is gone and a pod waits for it.
     Remove(TemplateKey),
 }
 
-/// `existing` has null for templates of others under names of ours.
+/// `existing` has null for templates of others under cantle's names.
 ///
-/// What is missing of those that pods wait for, and what is outdated of all: the first pod that wants a template gets its claim
-/// from it before anybody could renew it.
+/// The templates that pods wait for and that are missing, and all outdated ones: the first pod that requests a template
+/// gets its claim from it before it can be renewed.
 #[must_use]
 pub fn steps(
     wanted: &BTreeSet<TemplateKey>,
@@ -193,6 +218,24 @@ mod tests {
         assert_eq!(first[0]["capacity"]["requests"]["gpu.cantle.dev/mib_40960"], "0", "only of that size");
         assert_eq!(first[1]["capacity"]["requests"]["memory"], "40Gi");
         assert!(spec["spec"]["devices"].get("constraints").is_none());
+    }
+
+    #[test]
+    fn a_share_of_compute_counts_its_greater_part_and_says_the_rest() {
+        let sizes = GpuSizes::from([(40_960, 2)]);
+        let template: TemplateName = "cantle-fraction-2500-fair-r0750".parse().unwrap();
+        let all = spec(&template, &sizes).unwrap();
+        let devices = &all["spec"]["devices"];
+        let first = &devices["requests"][0]["firstAvailable"][0]["capacity"]["requests"];
+        assert_eq!(first["memory"], "30Gi", "the scheduler counts 0.75");
+        assert_eq!(first["gpu.cantle.dev/compute"], "0", "only where shares are kept");
+        let said = json!({"compute": "fair", "computeRequest": "0.75", "fraction": "0.25"});
+        assert_eq!(devices["config"][0]["opaque"], json!({"driver": "gpu.cantle.dev", "parameters": said}));
+        let whole: TemplateName = "cantle-whole-1-strict".parse().unwrap();
+        let whole = spec(&whole, &sizes).unwrap();
+        let exactly = &whole["spec"]["devices"]["requests"][0]["exactly"];
+        assert_eq!(exactly["deviceClassName"], CLASS_WHOLE);
+        assert_eq!(exactly["capacity"]["requests"], json!({"gpu.cantle.dev/compute": "0"}));
     }
 
     #[test]
@@ -274,7 +317,7 @@ mod tests {
         assert_eq!(renewed(&claim(&small, "other", json!({})), &half(), &large), None, "the user's own");
     }
 
-    /// Somebody else's under a name of ours.
+    /// A template of another program under one of cantle's names.
     #[test]
     fn a_template_with_more_than_it_should_have_is_not_ours() {
         let (key, sizes) = (("team".to_owned(), half()), GpuSizes::from([(40_960, 1)]));

@@ -1,6 +1,6 @@
-//! What was decided for one pod or claim, for the node that carries it out.
+//! A decision for one pod or claim, for the node that carries it out.
 
-use cantle_model::{GpuRequest, GpuUuid, LeaseId, TaskId};
+use cantle_model::{ComputeRequest, GpuRequest, GpuUuid, LeaseId, TaskId};
 
 /// The slice of one pod, or of one request of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,8 +11,10 @@ pub struct SliceDecision {
     pub task: TaskId,
     /// `namespace/name` of the pod, for people.
     pub name: String,
-    /// What it gets of each GPU.
+    /// Its part of each GPU.
     pub request: GpuRequest,
+    /// Its share of the GPU's compute time.
+    pub compute: ComputeRequest,
     /// The GPUs, each once.
     pub gpus: Vec<DecidedGpu>,
 }

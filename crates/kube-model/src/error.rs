@@ -1,4 +1,4 @@
-//! What can be wrong with objects of a cluster.
+//! Errors in objects of a cluster.
 
 use crate::Version;
 
@@ -7,7 +7,7 @@ use crate::Version;
 #[error("the API server calls its version {0:?}; something like v1.36.2 was expected")]
 pub struct VersionError(pub String);
 
-/// An object of ours that is not as we write it.
+/// An object of cantle that is not in cantle's format.
 #[derive(Debug, thiserror::Error)]
 #[error("an object of cantle's is not as cantle writes it: {0}")]
 pub struct ObjectError(#[from] pub serde_json::Error);
@@ -18,7 +18,7 @@ pub struct ObjectError(#[from] pub serde_json::Error);
 pub struct ClaimError {
     /// Namespace and name.
     pub claim: String,
-    /// What is wrong with it.
+    /// The fault.
     pub why: String,
 }
 

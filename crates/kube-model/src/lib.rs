@@ -1,5 +1,5 @@
-//! cantle on Kubernetes, as far as it is decided without a cluster: objects in, objects and actions out. No client, no
-//! clock, no network; `cantle-kube` reads the objects, asks this crate, and carries out what it answers.
+//! The decisions of cantle on Kubernetes: objects in, objects and actions out. This crate has no client, no clock and
+//! no network. `cantle-kube` reads the objects, asks this crate, and carries out the answer.
 //!
 //! | module | decides |
 //! |---|---|
@@ -7,8 +7,9 @@
 //! | [`claim_template`] | which claim templates there should be |
 //! | [`dra`] | which devices a node publishes, and what an allocated claim means |
 //! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
-//! | [`nominate`] | which node kube-scheduler is to try first |
-//! | [`cluster`] | the GPUs of a cluster and who has what of them |
+//! | [`nominate`] | which node kube-scheduler tries first |
+//! | [`gpu_quota`] | which pods a quota of their namespace holds |
+//! | [`cluster`] | the GPUs of a cluster and their allocations |
 //! | [`queues`] | which tasks get pods, what the pods look like, and what is done about each |
 
 pub mod claim_template;
@@ -17,6 +18,7 @@ pub mod cluster;
 mod decision;
 pub mod dra;
 mod error;
+pub mod gpu_quota;
 pub mod inject;
 pub mod names;
 pub mod nominate;
@@ -29,5 +31,5 @@ mod version;
 pub use decision::{DecidedGpu, SliceDecision};
 pub use error::{ClaimError, DroppedError, ObjectError, VersionError};
 pub use object::ObjectExt;
-pub use template_name::{MAX_DEVICES, PARTS, TemplateName, TemplateNameError, profile_of};
+pub use template_name::{MAX_DEVICES, PARTS, TemplateName, TemplateNameError, UnkeepableShare, profile_of};
 pub use version::Version;

@@ -1,10 +1,11 @@
-//! Which node kube-scheduler is to try first for a pod with a slice: the one that cantle's own scheduler chooses, so that GPUs are
-//! filled before others are begun. kube-scheduler itself scores no claims, and spreads pods over all nodes. Pure.
+//! Nominates a node for each pod with a slice: the node that cantle's own scheduler chooses, so that GPUs are filled one
+//! after the other. kube-scheduler itself does not score claims, and spreads pods over all nodes. Pure.
 //!
-//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it. It comes in
-//! time because the injector gives the pod a scheduling gate, which goes when the nomination is written.
+//! A nomination (`status.nominatedNodeName`) is advice: if the pod does not fit there, kube-scheduler ignores it. It comes
+//! in time because the injector gives the pod a scheduling gate, which is removed when the nomination is written.
 
 use std::borrow::Borrow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use cantle_decide::{BrokenPlan, SnapshotBuilder, decide};
@@ -19,39 +20,40 @@ use crate::inject::{self, SLICE_LABEL};
 use crate::names::PACKING_GATE;
 use crate::{ObjectExt as _, TemplateName};
 
+pub mod preempt;
 mod under_way;
 
 /// The one queue: pods as they came.
 const QUEUE: &str = "pods";
 
-/// Where a pod is to be tried first, and what it takes there until its claim says on which GPU.
+/// The node on which a pod is tried first, and the amount that it takes there until its claim names the GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nomination {
     /// The node.
     pub node: String,
-    /// What it gets.
+    /// Its slices.
     pub template: TemplateName,
     /// CPU and memory of the node that it takes.
     pub host: Host,
 }
 
-/// What is said about pods that wait, by their UIDs.
+/// The reports about waiting pods, by their UIDs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Advice {
-    /// Where they are to be tried first.
+    /// Their nominated nodes.
     pub nominations: BTreeMap<String, Nomination>,
-    /// What the others need and what is free, in words.
+    /// The requests of the others and the free capacity, as text.
     pub lacking: BTreeMap<String, String>,
 }
 
-/// What all pods of one batch have in common: which nodes will do for them. One that a former replica has nominated a node for has
-/// that node, and is only counted there.
-type Constraints = (BTreeMap<String, String>, String, Option<String>);
+/// The common data of all pods of one batch: their priority, the highest first, and which nodes will do for them. One that a
+/// former replica has nominated a node for has that node, and is only counted there.
+type Constraints = (Reverse<i32>, BTreeMap<String, String>, String, Option<String>);
 
 /// The cluster as far as nominations depend on it.
 #[derive(Debug)]
 pub struct Nominator<'a> {
-    /// GPUs, and who has what of them.
+    /// GPUs and their allocations.
     pub view: &'a ClusterView,
     nodes: BTreeMap<String, (Vec<Taint>, Host)>,
 }
@@ -78,8 +80,8 @@ impl<'a> Nominator<'a> {
         Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
     }
 
-    /// Advice on those of the waiting pods that may be nominated, in the order of their creation. `made` are nominations that are
-    /// under way, by the pods' UIDs.
+    /// Advice on those of the waiting pods that may be nominated, in the order of their priority, and then of their creation. `made`
+    /// are nominations that are under way, by the pods' UIDs.
     pub fn advise(&self, waiting: &[impl Borrow<Pod>], made: &BTreeMap<String, Nomination>) -> Advice {
         let mut batches: BTreeMap<Constraints, Vec<&Pod>> = BTreeMap::new();
         let may = |pod: &&Pod| may_be_nominated(pod) && pod.uid().is_some_and(|uid| !made.contains_key(&uid));
@@ -89,7 +91,7 @@ impl<'a> Nominator<'a> {
         let (mut all, mut lacking) = (made.clone(), BTreeMap::new());
         // Those with a node first: the others go where these leave room.
         let (nominated, others): (Vec<_>, Vec<_>) =
-            batches.into_iter().partition(|((_, _, node), _)| node.is_some());
+            batches.into_iter().partition(|((.., node), _)| node.is_some());
         for (_, mut batch) in nominated.into_iter().chain(others) {
             batch.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
             let chosen = self.choose(&batch, &all);
@@ -115,7 +117,7 @@ impl<'a> Nominator<'a> {
         }
     }
 
-    /// Where these pods, which have their constraints in common, would go: on any node, or on this one.
+    /// The nodes of these pods, which have the same constraints: on any node, or on this one.
     fn plan(
         &self,
         batch: &[&Pod],
@@ -145,7 +147,7 @@ impl<'a> Nominator<'a> {
         decide(&world.queue(spec, waiting).build(), &policy, 0)
     }
 
-    /// What keeps a pod from a node, whatever its GPUs.
+    /// The constraints that keep a pod from a node, apart from GPUs.
     fn obstacle(&self, pod: &Pod, node: &ViewNode) -> Option<&'static str> {
         let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
         let matches = selector.into_iter().flatten().all(|(key, value)| node.labels.get(key) == Some(value));
@@ -162,7 +164,8 @@ impl<'a> Nominator<'a> {
         (!tolerated).then_some("it has a taint that the pod does not tolerate")
     }
 
-    /// What this pod needs and what there is of it, on any node or on this one: the scheduler's own words. None if there is room.
+    /// The request of this pod and the free capacity for it, on all nodes or on this one: the scheduler's own words. None if
+    /// there is room.
     #[must_use]
     pub fn lacks(
         &self,
@@ -183,24 +186,30 @@ impl<'a> Nominator<'a> {
         let template = template_of(pod).or_else(|| inject::template_of(pod))?;
         let gpus = self.view.nodes.iter().flat_map(|node| &node.gpus);
         let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
-        let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request(tables));
+        let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.slice_request(tables));
+        waiting.compute = template.compute();
         waiting.devices = template.devices();
         waiting.host = host_of(pod);
         Some(waiting)
     }
 }
 
-fn template_of(pod: &Pod) -> Option<TemplateName> {
+pub(crate) fn template_of(pod: &Pod) -> Option<TemplateName> {
     pod.labels().get(SLICE_LABEL)?.parse().ok()
 }
 
 /// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
 /// instances of MIG: their devices exclude others.
-pub(crate) fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
-    let Some(spec) = &pod.spec else { return false };
+fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
+    !matches!(template, TemplateName::Mig { .. }) && !has_preferences(pod)
+}
+
+/// Does the pod have more constraints than its selector, tolerations and requests?
+fn has_preferences(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return true };
     let spreads = spec.topology_spread_constraints.as_ref().is_some_and(|all| !all.is_empty());
     let has_affinity = spec.affinity.as_ref().is_some_and(|given| *given != Affinity::default());
-    !matches!(template, TemplateName::Mig { .. }) && !spreads && !has_affinity
+    spreads || has_affinity
 }
 
 /// Does the pod wait for nothing but its nomination?
@@ -208,6 +217,11 @@ pub(crate) fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
 pub fn is_held(pod: &Pod) -> bool {
     let mut gates = gates(pod).peekable();
     gates.peek().is_some() && gates.all(|gate| gate == PACKING_GATE)
+}
+
+/// Is the gate there that the injector gives pods with slices?
+pub(crate) fn has_gate(pod: &Pod) -> bool {
+    gates(pod).any(|gate| gate == PACKING_GATE)
 }
 
 fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
@@ -223,7 +237,7 @@ fn may_be_nominated(pod: &Pod) -> bool {
         && !is_placed
 }
 
-/// The node that somebody has nominated for it.
+/// Its nominated node.
 pub fn nominated_node(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.nominated_node_name.as_deref()
 }
@@ -233,7 +247,8 @@ fn constraints(pod: &Pod) -> Constraints {
     let selector = spec.and_then(|spec| spec.node_selector.clone()).unwrap_or_default();
     let tolerations = spec.and_then(|spec| spec.tolerations.as_ref());
     let node = nominated_node(pod).map(str::to_owned);
-    (selector, serde_json::to_string(&tolerations).unwrap_or_default(), node)
+    let tolerations = serde_json::to_string(&tolerations).unwrap_or_default();
+    (Reverse(preempt::priority(pod)), selector, tolerations, node)
 }
 
 fn tolerates(pod: &Pod, taints: &[Taint]) -> bool {
@@ -258,7 +273,7 @@ fn free_host(node: &Node) -> Host {
     })
 }
 
-/// What its containers ask for; init containers and the like are the scheduler's affair.
+/// The requests of its containers; the scheduler handles init containers and the like.
 fn host_of(pod: &Pod) -> Host {
     let mut sum = Host { cpu_milli: 0, memory_bytes: 0 };
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
@@ -283,7 +298,7 @@ fn memory_bytes(amount: &Quantity) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use cantle_decide::Offer;
     use cantle_model::{Gpu, GpuUuid, Milli, Slice};
     use serde_json::{Value, json};
@@ -291,7 +306,7 @@ mod tests {
     use super::*;
     use crate::cluster::{PodSlices, ViewGpu};
 
-    fn view(nodes: &[&str], gpus: u32) -> ClusterView {
+    pub(crate) fn view(nodes: &[&str], gpus: u32) -> ClusterView {
         let gpu = |node: &str, index| {
             let uuid = GpuUuid(format!("GPU-{node}-{index}"));
             let gpu = Gpu { uuid, index, model: "A100".to_owned(), memory_bytes: 40 << 30, mig: false };

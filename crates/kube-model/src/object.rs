@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 
 static NONE: BTreeMap<String, String> = BTreeMap::new();
 
-/// What objects have in common, without the options around it.
+/// The common metadata of objects, without `Option`s.
 pub trait ObjectExt {
     /// The metadata.
     fn meta(&self) -> &ObjectMeta;

@@ -1,4 +1,4 @@
-//! How far a pod has come, by its status.
+//! The phase of a pod, from its status.
 
 use k8s_openapi::api::core::v1::Pod;
 

@@ -1,13 +1,13 @@
-//! What a pod can ask of GPUs, and the name of the claim template that stands for it.
+//! The requests that a pod can make, and the name of the claim template for each.
 //!
-//! The name says all there is to know, so the webhook creates nothing: it writes the name into the pod, and whoever looks
-//! after templates can make the template from the name alone.
+//! The name contains the whole request, so the webhook creates nothing: it writes the name into the pod, and the
+//! controller of templates can create the template from the name alone.
 
 use std::fmt;
 use std::str::FromStr;
 
 use cantle_mig::Table;
-use cantle_model::{Bytes, Fraction, GpuRequest};
+use cantle_model::{Bytes, ComputeError, ComputeMode, ComputeRequest, Fraction, GpuRequest, Milli};
 
 use crate::names::resource_of_profile;
 
@@ -17,7 +17,7 @@ pub const PARTS: u32 = 10_000;
 /// Devices that one claim may have: Kubernetes' own limit.
 pub const MAX_DEVICES: u32 = 32;
 
-/// What a pod asks for.
+/// The request of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TemplateName {
     /// This part of each of some GPUs.
@@ -44,13 +44,56 @@ pub enum TemplateName {
         /// Its name as objects can be named: `1g.10gb.me` for `1g.10gb+me`.
         profile: String,
     },
+    /// A slice of one GPU with a share of its compute time.
+    Compute {
+        /// The slice: a part of one GPU, an amount of its memory, or all of it.
+        slice: Box<Self>,
+        /// The share; [`ComputeMode::Even`] is none.
+        compute: ComputeRequest,
+    },
 }
 
 impl TemplateName {
-    /// The request that is spelled so, given the MIG tables of the GPUs in question.
+    /// The same with a share of compute time. A share of memory has the part that follows from the GPU's size, and no other: what it
+    /// counts would depend on the GPU.
+    ///
+    /// # Errors
+    /// [`UnkeepableShare`] if the share can't be kept on it.
+    pub fn with_compute(self, compute: ComputeRequest) -> Result<Self, UnkeepableShare> {
+        compute.check(&self.slice_request([]))?;
+        if compute.is_enforced() && self.devices() > 1 {
+            return Err(ComputeError::SeveralGpus { mode: compute.mode, count: self.devices() }.into());
+        }
+        let is_amount = matches!(self, Self::Memory { .. });
+        if is_amount && (compute.request.is_some() || compute.limit.is_some()) {
+            return Err(UnkeepableShare::OfAmount);
+        }
+        Ok(if compute.is_enforced() { Self::Compute { slice: Box::new(self), compute } } else { self })
+    }
+
+    /// The share of compute time that is requested.
+    #[must_use]
+    pub fn compute(&self) -> ComputeRequest {
+        if let Self::Compute { compute, .. } = self { *compute } else { ComputeRequest::default() }
+    }
+
+    /// The request without its compute share.
+    #[must_use]
+    pub fn slice(&self) -> &Self {
+        if let Self::Compute { slice, .. } = self { slice } else { self }
+    }
+
+    /// The request for memory that is spelled so, given the MIG tables of the GPUs in question.
+    #[must_use]
+    pub fn slice_request<'a>(&self, tables: impl IntoIterator<Item = &'a Table>) -> GpuRequest {
+        self.slice().request(tables)
+    }
+
+    /// Its count, given the MIG tables of the GPUs in question: of memory and compute the greater part.
     #[must_use]
     pub fn request<'a>(&self, tables: impl IntoIterator<Item = &'a Table>) -> GpuRequest {
         match self {
+            Self::Compute { slice, compute } => counted(slice.request([]), *compute),
             Self::Fraction { parts, .. } => GpuRequest::Fraction(Fraction::from_ten_thousandths(*parts)),
             Self::Memory { mib, .. } => GpuRequest::Memory(Bytes(*mib << 20)),
             Self::Whole { gpus } => GpuRequest::Gpus(*gpus),
@@ -60,26 +103,36 @@ impl TemplateName {
         }
     }
 
-    /// How many GPUs it is on.
+    /// The number of its GPUs.
     #[must_use]
     pub const fn gpus(&self) -> u32 {
         match self {
             Self::Whole { gpus } => *gpus,
-            Self::Fraction { .. } | Self::Memory { .. } | Self::Mig { .. } => self.devices(),
+            Self::Fraction { .. } | Self::Memory { .. } | Self::Mig { .. } | Self::Compute { .. } => {
+                self.devices()
+            }
         }
     }
 
-    /// Of how many GPUs a part is wanted.
+    /// The number of GPUs of which a part is requested.
     #[must_use]
     pub const fn devices(&self) -> u32 {
         match self {
             Self::Fraction { gpus, .. } | Self::Memory { gpus, .. } => *gpus,
-            Self::Whole { .. } | Self::Mig { .. } => 1,
+            Self::Whole { .. } | Self::Mig { .. } | Self::Compute { .. } => 1,
         }
     }
 }
 
-/// The template's name: `cantle-fraction-5000`, `cantle-memory-4096-x2`, `cantle-whole-2`, `cantle-mig-1g.10gb`.
+/// The count of a slice with a share of compute time: of its memory's part and the part that it names the greater.
+pub(crate) fn counted(slice: GpuRequest, compute: ComputeRequest) -> GpuRequest {
+    let GpuRequest::Fraction(memory) = slice else { return slice };
+    let part = compute.named_part().map_or(memory, |part| memory.max(part.into()));
+    if part.is_part() { GpuRequest::Fraction(part) } else { GpuRequest::Gpus(1) }
+}
+
+/// The template's name: `cantle-fraction-5000`, `cantle-memory-4096-x2`, `cantle-whole-2`, `cantle-mig-1g.10gb`,
+/// `cantle-fraction-2500-fair-r0500-l0750` (with 0.5 of the compute time, and 0.75 at most).
 impl fmt::Display for TemplateName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = match self {
@@ -93,9 +146,31 @@ impl fmt::Display for TemplateName {
             }
             Self::Whole { gpus } => return write!(f, "cantle-whole-{gpus}"),
             Self::Mig { profile } => return write!(f, "cantle-mig-{profile}"),
+            Self::Compute { slice, compute } => {
+                write!(f, "{slice}-{}", compute.mode)?;
+                for (letter, part) in [("r", compute.request), ("l", compute.limit)] {
+                    if let Some(part) = part {
+                        write!(f, "-{letter}{:04}", part.0)?;
+                    }
+                }
+                return Ok(());
+            }
         };
         if gpus == 1 { Ok(()) } else { write!(f, "-x{gpus}") }
     }
+}
+
+/// Why a slice can't have the share of compute time.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnkeepableShare {
+    /// As on machines.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// The part of a GPU that an amount of memory is depends on the GPU.
+    #[error(
+        "with an amount of memory the share follows from the amount; for another share ask for a fraction"
+    )]
+    OfAmount,
 }
 
 /// A name that no ask has.
@@ -121,6 +196,9 @@ pub fn profile_of<'a>(name: &str, tables: impl IntoIterator<Item = &'a Table>) -
 }
 
 fn read(name: &str) -> Option<TemplateName> {
+    if let Some((slice, compute)) = split_compute(name) {
+        return read(slice)?.with_compute(compute?).ok();
+    }
     let (kind, rest) = name.strip_prefix("cantle-")?.split_once('-')?;
     let (amount, gpus) = rest.split_once("-x").unwrap_or((rest, "1"));
     let devices = |text: &str| text.parse().ok().filter(|gpus| (1..=MAX_DEVICES).contains(gpus));
@@ -137,6 +215,32 @@ fn read(name: &str) -> Option<TemplateName> {
         "mig" => is_profile(rest).then(|| TemplateName::Mig { profile: rest.to_owned() }),
         _ => None,
     }
+}
+
+/// The parts of a name with a share of compute time; the share is none if it can't be read. Words of a MIG profile are not ours.
+fn split_compute(name: &str) -> Option<(&str, Option<ComputeRequest>)> {
+    let of = |mode: ComputeMode| {
+        let (slice, rest) = name.split_once(&format!("-{mode}"))?;
+        Some((slice, read_compute(mode, rest)))
+    };
+    if name.starts_with("cantle-mig-") {
+        return None;
+    }
+    of(ComputeMode::Fair).or_else(|| of(ComputeMode::Strict))
+}
+
+fn read_compute(mode: ComputeMode, rest: &str) -> Option<ComputeRequest> {
+    let mut compute = ComputeRequest { mode, ..ComputeRequest::default() };
+    for word in rest.split('-').skip(1) {
+        let (letter, number) = word.split_at_checked(1)?;
+        let part = Milli(number.parse().ok().filter(|part| (1..=1000).contains(part))?);
+        match letter {
+            "r" => compute.request = Some(part),
+            "l" => compute.limit = Some(part),
+            _ => return None,
+        }
+    }
+    Some(compute)
 }
 
 /// The smallest amount of memory in MiB: one granule.
@@ -180,6 +284,43 @@ mod tests {
         ] {
             assert_eq!(template.to_string(), name);
             assert_eq!(name.parse(), Ok(template));
+        }
+    }
+
+    #[test]
+    fn names_say_the_compute_too() {
+        let compute = ComputeRequest { mode: ComputeMode::Fair, ..ComputeRequest::default() };
+        let half = ComputeRequest { request: Some(Milli(500)), limit: Some(Milli(750)), ..compute };
+        let strict = ComputeRequest { mode: ComputeMode::Strict, request: Some(Milli::ONE), limit: None };
+        let quarter = || TemplateName::Fraction { parts: 2500, gpus: 1 };
+        let memory = TemplateName::Memory { mib: 4096, gpus: 1 };
+        for (slice, compute, name, counts) in [
+            (quarter(), compute, "cantle-fraction-2500-fair", "0.25 GPU"),
+            (quarter(), half, "cantle-fraction-2500-fair-r0500-l0750", "0.5 GPU"),
+            (quarter(), strict, "cantle-fraction-2500-strict-r1000", "1 GPU"),
+            (memory, compute, "cantle-memory-4096-fair", "4 GiB of GPU memory"),
+            (TemplateName::Whole { gpus: 1 }, compute, "cantle-whole-1-fair", "1 GPU"),
+        ] {
+            let template = slice.clone().with_compute(compute).unwrap();
+            assert_eq!(template.to_string(), name);
+            assert_eq!(template.request([]).to_string(), counts, "the greater part of memory and compute");
+            assert_eq!((template.slice(), template.compute()), (&slice, compute));
+            assert_eq!(name.parse(), Ok(template));
+        }
+        assert_eq!(quarter().with_compute(ComputeRequest::default()), Ok(quarter()), "even is no share");
+        for wrong in [
+            "cantle-fraction-2500-even",
+            "cantle-fraction-2500-fair-r500",
+            "cantle-fraction-2500-fair-r0000",
+            "cantle-fraction-2500-fair-l0100",
+            "cantle-fraction-2500-fair-l0750-r0500",
+            "cantle-fraction-2500-fair-fair",
+            "cantle-fraction-2500-x2-fair",
+            "cantle-memory-4096-fair-r0500",
+            "cantle-whole-2-fair",
+            "cantle-fair",
+        ] {
+            assert!(wrong.parse::<TemplateName>().is_err(), "{wrong}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which Kubernetes this is, and what may be relied on there.
+//! The version of Kubernetes, and the features that it has.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,12 +20,12 @@ impl Version {
     /// The first whose kubelet prepares claims of `resource.k8s.io/v1`.
     pub const KUBELET: Self = Self { major: 1, minor: 34, patch: 0 };
 
-    /// The first whose scheduler shares every GPU of a node. That of 1.34 gives out no other GPU of a slice once the first one is
-    /// full: it checks the name of the request's first device, not that of the candidate.
+    /// The first whose scheduler shares every GPU of a node. The scheduler of 1.34 allocates no other GPU of a slice once
+    /// the first one is full: it checks the name of the request's first device, not that of the candidate.
     pub const FLOOR: Self = Self { major: 1, minor: 35, patch: 0 };
 
-    /// The first with all that the classic path needs: CDI devices from device plugins (1.29), admission policies, and tokens
-    /// that say which node their pod is on.
+    /// The first with all that the classic path needs: CDI devices from device plugins (1.29), admission policies, and
+    /// tokens that name the node of their pod.
     pub const CLASSIC: Self = Self { major: 1, minor: 30, patch: 0 };
 
     /// The first whose scheduler keeps shares and partitions of one GPU apart (kubernetes#139040).

@@ -1,5 +1,5 @@
-//! However a request is spelled, and whichever way it goes, it is the same slice: the command line, a ClearML task's
-//! parameters, a pod's label or annotation, the name of a claim template, and the amount that a claim charges.
+//! A request gives the same slice in every spelling and on every path: the command line, a ClearML task's parameters, a
+//! pod's label or annotation, the name of a claim template, and the amount that a claim charges.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -30,7 +30,7 @@ fn template_of(metadata: Value) -> TemplateName {
     pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"].as_str().unwrap().parse().unwrap()
 }
 
-/// What a claim made of the template is charged on such a GPU, as the node reads it back.
+/// The charge of a claim from the template on such a GPU, as the node reads it back.
 fn charged(template: &TemplateName, total_mib: u64) -> GpuRequest {
     let template = spec(template, &GpuSizes::from([(total_mib, 1)])).unwrap();
     let request = &template["spec"]["devices"]["requests"][0];

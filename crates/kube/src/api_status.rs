@@ -1,4 +1,4 @@
-//! What the API server's refusals mean, by their codes and reasons.
+//! The meaning of the API server's refusals, by code and reason.
 
 use kube::core::Status;
 

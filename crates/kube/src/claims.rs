@@ -1,5 +1,5 @@
-//! Renews the claims of pods that wait: one made of a template for GPUs that are others now would fit nowhere, however long its pod
-//! waits. Kubernetes makes a claim once, and looks at the template never again.
+//! Renews the claims of waiting pods after the cluster's GPUs have changed. Kubernetes creates a claim once and never reads
+//! the template again, so a claim for GPUs that no longer exist would fit nowhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use cantle_kube_model::TemplateName;
 use cantle_kube_model::claim_template::{GpuSizes, renewed};
 use cantle_kube_model::inject::SLICE_LABEL;
 
-/// For the watch: an allocated claim stays as it is, and nobody reads its contents.
+/// For the watch: an allocated claim does not change, and nothing reads its contents.
 pub(crate) fn lean(claim: &mut ResourceClaim) {
     claim.metadata.managed_fields = None;
     if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) {
@@ -25,7 +25,7 @@ pub(crate) fn lean(claim: &mut ResourceClaim) {
     }
 }
 
-/// What has been looked at: pods come in bursts, and a claim that fits goes on fitting until the GPUs change.
+/// The checked objects: pods come in bursts, and a claim that fits continues to fit until the GPUs change.
 #[derive(Debug, Default)]
 pub(crate) struct Fitting {
     sizes: GpuSizes,

@@ -1,8 +1,9 @@
-//! What can go wrong with a cluster, in one line each: what is wrong, what was given, what would be right.
+//! Errors of calls to a cluster, one line each: what is wrong, the value that was given, and a correct one.
 
 use std::io;
 use std::path::PathBuf;
 
+use cantle_kube_model::names::FRACTIONING_CONDITION;
 use cantle_kube_model::queues::QueueFileError;
 use cantle_kube_model::{ClaimError, DroppedError, ObjectError, Version, VersionError};
 
@@ -10,7 +11,7 @@ use cantle_kube_model::{ClaimError, DroppedError, ObjectError, Version, VersionE
 #[derive(Debug, thiserror::Error)]
 pub enum KubeError {
     /// Neither a kubeconfig nor a service account.
-    #[error("no cluster: {0}; give --kubeconfig FILE, or run in a pod with a service account")]
+    #[error("no cluster: {0}")]
     NoCluster(String),
     /// The API server, or the way to it.
     #[error("Kubernetes API: {0}")]
@@ -27,7 +28,7 @@ pub enum KubeError {
     /// A version that makes no sense.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// An object of ours that is not as we write it.
+    /// An object of cantle that is not in cantle's format.
     #[error("an object of cantle's is not as cantle writes it: {0}")]
     Object(#[source] serde_json::Error),
     /// A certificate that can't be made.
@@ -39,7 +40,7 @@ pub enum KubeError {
     /// A file that can't be read.
     #[error("cannot read {path}: {why}")]
     File {
-        /// Which one.
+        /// Its path.
         path: String,
         /// Why.
         #[source]
@@ -62,9 +63,15 @@ pub enum KubeError {
     Slice {
         /// Namespace and name.
         pod: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
+    /// NVIDIA's daemon for fractions is on the node.
+    #[error(
+        "node {0} has condition {FRACTIONING_CONDITION}: a daemon of KAI or Run:ai (NvFractions) sets limits on the same GPUs; \
+         keep one of the two away from this node (cantle's node.nodeSelector, or the daemon's)"
+    )]
+    Fractioned(String),
     /// A node that others always write first.
     #[error("node {0}: others keep writing into it; trying again")]
     Contended(String),
@@ -73,7 +80,7 @@ pub enum KubeError {
     Kubelet {
         /// Its socket.
         path: PathBuf,
-        /// What it says.
+        /// Its message.
         why: String,
     },
     /// A version without what the classic path needs.
@@ -87,7 +94,7 @@ pub enum KubeError {
     Socket {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         why: io::Error,
     },
     /// The directory for the container engine.
@@ -95,7 +102,7 @@ pub enum KubeError {
     Cdi {
         /// The directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         why: io::Error,
     },
     /// Work that did not come to its end.
@@ -104,20 +111,20 @@ pub enum KubeError {
     /// The ClearML server, or the way to it.
     #[error(transparent)]
     Server(#[from] cantle_clearml::WireError),
-    /// Quotas without a look at what they are about.
+    /// Quotas without a view of the cluster.
     #[error(
         "projects have quotas, but the GPUs of the cluster cannot be read: this account must be allowed to list and watch nodes, pods, resourceslices and resourceclaims"
     )]
     Unseen,
     /// A queue that is not there.
-    #[error("there is no queue {0:?}; make it, or set agentk8sglue.createQueueIfNotExists: true")]
+    #[error("there is no queue {0:?}; create it, or set agentk8sglue.createQueueIfNotExists: true")]
     NoSuchQueue(String),
-    /// A file that says which queues to serve.
+    /// The file with the queues to serve.
     #[error("{}: {why}", path.display())]
     Queues {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: QueueFileError,
     },
     /// A decision that breaks a rule.
@@ -141,6 +148,17 @@ impl From<ObjectError> for KubeError {
 }
 
 impl KubeError {
+    /// Hints for the user.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NoCluster(_) => vec!["give --kubeconfig FILE, or set KUBECONFIG".to_owned()],
+            Self::Node(error) => error.hints(),
+            Self::Server(error) => error.hints(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The exit code that belongs to it (see the list in the README).
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
@@ -148,6 +166,7 @@ impl KubeError {
             Self::NoCluster(_) | Self::Queues { .. } => 2,
             Self::NoSuchQueue(_) => 3,
             Self::Unseen => 4,
+            Self::Fractioned(_) => 8,
             Self::Server(cantle_clearml::WireError::Unauthorized { .. }) => 4,
             Self::TooOld { .. } | Self::TooOldForClassic { .. } | Self::Dropped(_) => 7,
             Self::Api(_)

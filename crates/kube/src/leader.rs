@@ -1,8 +1,8 @@
-//! Of several replicas one works: who holds the Lease. No clock is compared with another machine's: a Lease is free when it
-//! has not changed for its duration as seen from here.
+//! Leader election: of several replicas, only the holder of the Lease works. Clocks of different machines are never
+//! compared: a Lease is free when this replica has not seen it change for its duration.
 //!
-//! Renewing is also the fence. It replaces the Lease at the version that this replica wrote last, so it succeeds only if
-//! nobody else has been leader meanwhile.
+//! Renewing also fences. It replaces the Lease at the version that this replica wrote last, so it succeeds only if no
+//! other replica has been leader meanwhile.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) struct Leader {
     duration: Duration,
     /// As the API server has it, if it is ours.
     held: Option<(Lease, Instant)>,
-    /// Somebody else's: its version, and since when it is that.
+    /// Another replica's: its version, and since when it is that.
     seen: Option<(String, Instant)>,
 }
 
@@ -43,7 +43,7 @@ impl Leader {
         self.held.as_ref().is_some_and(|(_, at)| at.elapsed() < self.duration * 2 / 3)
     }
 
-    /// How often to look.
+    /// Interval of polls.
     pub(crate) fn pace(&self) -> Duration {
         self.duration / 6
     }
@@ -75,7 +75,7 @@ impl Leader {
         Ok(taken)
     }
 
-    /// Nobody has renewed it for its whole duration, while we looked.
+    /// It was not renewed for its whole duration, while we watched.
     fn has_run_out(&mut self, lease: &Lease) -> bool {
         let version = lease.resource_version().unwrap_or_default();
         let duration_s = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);

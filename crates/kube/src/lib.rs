@@ -1,7 +1,8 @@
-//! cantle on Kubernetes: the cluster's own scheduler places, cantle cuts and holds.
+//! cantle on Kubernetes: the cluster's own scheduler places pods, and cantle creates the slices and enforces their
+//! limits.
 //!
-//! A node publishes its GPUs as devices of a DRA driver; a pod asks for one by a claim; the node cuts the slice when the
-//! kubelet prepares the claim, out of the same lease store as every other task of that machine.
+//! A node publishes its GPUs as devices of a DRA driver, and a pod requests one by a claim. The node creates the slice
+//! when the kubelet prepares the claim. Its lease is in the same store as those of all other tasks of that machine.
 
 mod api_status;
 mod claims;
@@ -15,6 +16,7 @@ mod look;
 mod node;
 mod observe;
 mod packing;
+mod preemption;
 pub mod queues;
 mod socket;
 mod survey;
@@ -27,7 +29,7 @@ pub use cantle_kube_model::{Version, cluster::report, inject};
 pub use connect::connect;
 pub use error::KubeError;
 pub use look::ClusterReport;
-pub use node::NodeConfig;
+pub use node::{COVER_PROGRAM, NodeConfig};
 pub use packing::PackingSettings;
 pub use survey::{Part, Probe, Survey, SurveyedNode, survey};
 pub use version::server_version;

@@ -1,6 +1,8 @@
-//! A look at the GPUs of a cluster, without any server of cantle's: one list of each kind of object.
+//! Reads the GPUs of a cluster once, without a cantle server: one list of each kind of object.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -9,6 +11,7 @@ use crate::KubeError;
 use crate::version::serves_claims;
 use cantle_kube_model::cluster::ClusterView;
 use cantle_kube_model::cluster::report::{self, GpuReport, NamespaceReport, PodReport};
+use cantle_kube_model::gpu_quota;
 
 /// A cluster at one moment.
 #[derive(Debug)]
@@ -16,6 +19,7 @@ pub struct ClusterReport {
     view: ClusterView,
     nodes: Vec<Node>,
     pods: Vec<Pod>,
+    quotas: Vec<ResourceQuota>,
     namespace: String,
 }
 
@@ -23,11 +27,12 @@ impl ClusterReport {
     /// Of the cluster as it is now.
     ///
     /// # Errors
-    /// If the API server does not answer, or this user may not list nodes, pods, resource slices and claims.
+    /// If the API server does not answer, or this user may not list nodes, pods, resource slices, claims and quotas.
     pub async fn read(client: &Client) -> Result<Self, KubeError> {
         let all = ListParams::default();
         let nodes = Api::<Node>::all(client.clone()).list(&all).await?.items;
         let pods = Api::<Pod>::all(client.clone()).list(&all).await?.items;
+        let quotas = Api::<ResourceQuota>::all(client.clone()).list(&all).await?.items;
         let (slices, claims) = if serves_claims(client).await? {
             let slices = Api::<ResourceSlice>::all(client.clone()).list(&all).await?.items;
             (slices, Api::<ResourceClaim>::all(client.clone()).list(&all).await?.items)
@@ -35,7 +40,7 @@ impl ClusterReport {
             Default::default()
         };
         let view = ClusterView::of(&nodes, &slices, &claims, &placed(&pods))?;
-        Ok(Self { view, nodes, pods, namespace: client.default_namespace().to_owned() })
+        Ok(Self { view, nodes, pods, quotas, namespace: client.default_namespace().to_owned() })
     }
 
     /// All GPUs, by node and index.
@@ -47,7 +52,7 @@ impl ClusterReport {
     /// All namespaces whose pods have slices or wait for some.
     #[must_use]
     pub fn namespaces(&self) -> Vec<NamespaceReport> {
-        report::namespaces(&self.view, &self.pods)
+        report::namespaces(&self.view, &self.pods, &self.quotas)
     }
 
     /// Why a pod waits, or what it has; none if there is no such pod. `name` is `namespace/pod`, or a pod of the kubeconfig's
@@ -59,7 +64,9 @@ impl ClusterReport {
             pod.metadata.name.as_deref() == Some(name) && pod.metadata.namespace.as_deref() == Some(namespace)
         };
         let pod = self.pods.iter().find(is_it)?;
-        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod))
+        let beyond = gpu_quota::beyond(&self.view, &self.quotas, &self.pods, &BTreeSet::new());
+        let beyond = pod.metadata.uid.as_ref().and_then(|uid| beyond.get(uid));
+        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod, beyond.map(String::as_str)))
     }
 }
 

@@ -1,18 +1,22 @@
-//! What both paths do on a node: take its GPUs, work with them, watch what pods hold.
+//! The steps that both paths share on a node: claim its GPUs, serve them, and watch what pods hold.
 
+pub(crate) mod kubelet;
 mod label;
 mod metrics;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_driver::Installation;
 use cantle_kube_model::SliceDecision;
+use cantle_kube_model::names::is_fractioned;
 use cantle_model::GpuList;
-use cantle_node::{AllocatableGpus, Allocation, LOOK_INTERVAL, MigAtStart, SlicePlacement};
+use cantle_node::{AllocatableGpus, Allocation, LOOK_INTERVAL, MigAtStart, NodeError, SlicePlacement};
+use cantle_runtime::{MachineRoot, image_hook_trial};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use tokio::task::JoinSet;
@@ -20,33 +24,37 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::observe::show;
 use crate::{KubeError, listen};
+pub(crate) use kubelet::keep_containers;
 use label::is_for_mig;
 pub(crate) use label::{Label, keep_partitioned};
 pub(crate) use metrics::Metrics;
 
-/// How often the GPUs are asked whether they are as published.
+/// A copy of this program, next to the libraries that the node gets from the image.
+pub const COVER_PROGRAM: &str = "cantle";
+
+/// Interval of the check that the GPUs are as published.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// What the driver of a node has to know.
+/// The settings of a node's driver.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// Name of the node in the cluster.
     pub node: String,
-    /// Where the GPUs come from.
+    /// The source of the GPUs.
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
-    /// Where copies of the driver's files are made for pods, at the same path here and on the node. Without it pods get the files
-    /// from where they are for this process.
+    /// Directory for copies of the driver's files for pods, at the same path here and on the node. Without it pods get the
+    /// files from where they are for this process.
     pub driver_files_dir: Option<PathBuf>,
     /// The kubelet's directory, usually `/var/lib/kubelet`.
     pub kubelet_dir: PathBuf,
-    /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
+    /// Directory from which the container engine reads CDI specs, usually `/var/run/cdi`.
     pub cdi_dir: PathBuf,
-    /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator, and may do so
-    /// at any time.
+    /// GPUs to put into MIG mode at the start. Without a list, the node's label decides, as with ClearML's operator, and may
+    /// change at any time.
     pub mig: Option<GpuList>,
-    /// Where `/healthz`, `/readyz` and `/metrics` are; nowhere without it.
+    /// Address of `/healthz`, `/readyz` and `/metrics`; none if absent.
     pub observe: Option<SocketAddr>,
 }
 
@@ -54,24 +62,41 @@ impl NodeConfig {
     /// Takes the node's GPUs.
     ///
     /// # Errors
-    /// If there are none, or another agent has them.
+    /// If there are none, or another agent or NVIDIA's daemon for fractions has them.
     pub(crate) async fn open(&self, client: &Client) -> Result<Arc<AllocatableGpus>, KubeError> {
+        let seen = Api::<Node>::all(client.clone()).get(&self.node).await?;
+        if is_fractioned(&seen) {
+            return Err(KubeError::Fractioned(self.node.clone()));
+        }
         let mig = match &self.mig {
             Some(list) => MigAtStart::Listed(list.clone()),
-            None => labeled(client, &self.node).await?,
+            None if is_for_mig(&seen) => MigAtStart::AllThatCan,
+            None => MigAtStart::AsTheyAre,
         };
         let Self { node, installation, lib_dir, driver_files_dir, .. } = self.clone();
+        // The kubelet tells every pod where the API server is.
+        let is_pod = driver_files_dir.is_some() || std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let opened = tokio::task::spawn_blocking(move || {
-            AllocatableGpus::open(&installation, &lib_dir, driver_files_dir.as_deref(), &node, &mig)
+            let opened =
+                AllocatableGpus::open(&installation, &lib_dir, driver_files_dir.as_deref(), &node, &mig)?;
+            let opened = opened.covering_images(cover_program(&lib_dir));
+            let opened = if is_pod {
+                opened.mounted_by(MachineRoot::of_engine().map_err(NodeError::NodeUnseen)?)
+            } else {
+                opened
+            };
+            // A directory that the pod and the node do not share is wrong from the start, and stays wrong.
+            opened.check_files()?;
+            Ok::<_, NodeError>(opened)
         });
         let opened = opened.await;
         Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
     }
 
-    /// Shows what the driver counts, until what this gives is dropped.
+    /// Serves the driver's metrics until the returned value is dropped.
     ///
     /// # Errors
-    /// If the address can't be had.
+    /// If the address is not available.
     pub(crate) fn show(&self, metrics: &Arc<Metrics>) -> Result<JoinSet<()>, KubeError> {
         let mut shown = JoinSet::new();
         if let Some(at) = self.observe {
@@ -81,17 +106,33 @@ impl NodeConfig {
     }
 }
 
-/// What the label of the node says about its GPUs.
-async fn labeled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
-    let node = Api::<Node>::all(client.clone()).get(node).await?;
-    Ok(if is_for_mig(&node) { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
+/// The program next to the libraries, which this process and the node have under one path, if the node can run it. It covers
+/// what images have of the driver's libraries.
+fn cover_program(lib_dir: &Path) -> Option<PathBuf> {
+    let program = lib_dir.join(COVER_PROGRAM);
+    if !program.exists() {
+        return None;
+    }
+    let mut on_node = Command::new(&program);
+    on_node.args(image_hook_trial());
+    match on_node.stdin(Stdio::null()).output() {
+        Ok(done) if done.status.success() => return Some(program),
+        Ok(done) => {
+            let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+            tracing::warn!(why, "the node cannot run cantle: images with their own libcuda are not covered");
+        }
+        Err(why) => {
+            tracing::warn!(%why, "images with their own libcuda are not covered");
+        }
+    }
+    None
 }
 
 /// A decision, in the words of what carries it out.
 pub(crate) fn allocation(decision: &SliceDecision) -> Allocation {
-    let SliceDecision { lease, task, name, request, gpus } = decision.clone();
+    let SliceDecision { lease, task, name, request, compute, gpus } = decision.clone();
     let placements = gpus.into_iter().map(|gpu| SlicePlacement { gpu: gpu.gpu, start: gpu.start }).collect();
-    Allocation { lease, task, name, request, placements }
+    Allocation { lease, task, name, request, compute, placements }
 }
 
 /// Work with the GPUs, on a thread of its own: those that answer calls must not wait.
@@ -116,7 +157,7 @@ pub(crate) async fn keep_watch(grants: &Arc<AllocatableGpus>) -> Infallible {
     }
 }
 
-/// Ticks that wait for whoever comes late.
+/// Ticks that are kept for a receiver that is late.
 pub(crate) fn ticks(every: Duration) -> Interval {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! What the parts of a cluster show to who watches over them, over plain HTTP: `/healthz`, `/readyz` and `/metrics`.
+//! Health and metrics of the cluster's components, over plain HTTP: `/healthz`, `/readyz` and `/metrics`.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use cantle_metrics::{Exposition, Histogram, precise};
 
 /// A part that can be watched.
 pub(crate) trait Observed: Send + Sync + 'static {
-    /// What it still waits for before it serves.
+    /// The conditions that it waits for before it serves.
     fn waits_for(&self) -> Option<&'static str> {
         None
     }
@@ -23,7 +23,7 @@ pub(crate) trait Observed: Send + Sync + 'static {
     fn write(&self, text: &mut Exposition);
 }
 
-/// Shows a part; if that fails, its work goes on unseen.
+/// Serves the endpoints of a component; if that fails, its work continues without them.
 pub(crate) async fn show(listener: TcpListener, part: Arc<impl Observed>) {
     let served = async { axum::serve(tokio::net::TcpListener::from_std(listener)?, routes(part)).await };
     if let Err(error) = served.await {
@@ -74,25 +74,25 @@ impl Calls {
         self.durations.lock().unwrap_or_else(PoisonError::into_inner).observe(took.as_secs_f64());
     }
 
-    /// How many ended in the way at this position.
+    /// The count of the outcome at this position.
     pub(crate) fn count(&self, end: usize) -> u64 {
         self.counts[end].load(Ordering::Relaxed)
     }
 
-    /// How many ended in which way (label `answer`), as samples of a counter's family.
+    /// The counts by outcome (label `answer`), as samples of a counter's family.
     pub(crate) fn write_answers(&self, text: &mut Exposition, labels: &[(&str, &str)]) {
         for (at, end) in self.ends.iter().enumerate() {
             text.sample(&[labels, &[("answer", *end)]].concat(), precise(self.count(at)));
         }
     }
 
-    /// How long they took, as samples of a histogram's family.
+    /// Their durations, as samples of a histogram's family.
     pub(crate) fn write_durations(&self, text: &mut Exposition, labels: &[(&str, &str)]) {
         text.histogram(labels, &self.durations.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// Fails unless each metric of a part is in `docs/metrics.md` and in the dashboard; gives their names.
+/// Fails unless each metric of a part is in `docs/metrics.md` and in the dashboard; returns their names.
 #[cfg(test)]
 pub(crate) fn documented(part: &impl Observed) -> Vec<String> {
     let mut text = Exposition::new("text/plain");

@@ -1,6 +1,7 @@
-//! Nominates a node for each pod that waits with a slice, so that GPUs are filled before others are begun; see
-//! [`cantle_kube_model::nominate`]. One replica does it. A gate keeps kube-scheduler from a pod until its node is nominated; whatever
-//! fails here costs nothing but the packing, and the gate goes all the same.
+//! Nominates a node for each waiting pod with a slice, so that GPUs are filled one after the other; see
+//! [`cantle_kube_model::nominate`]. One replica does so. A gate keeps kube-scheduler from a pod until its node is nominated.
+//! A failure here costs only the packing: the gate is removed all the same. Only a quota of the pod's namespace keeps the
+//! gate ([`cantle_kube_model::gpu_quota`]), so no gate is removed before quotas are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -8,60 +9,66 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
-use kube::runtime::watcher::Config;
+use kube::runtime::watcher::{Config, Event as Seen};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::KubeError;
-use crate::cluster::Watched;
+use crate::cluster::{Watched, strip};
 use crate::leader::Leader;
 use crate::node::ticks;
+use crate::preemption::{Evictor, NOTE_MAX};
 use crate::watched::follow;
+use cantle_kube_model::cluster::ClusterView;
+use cantle_kube_model::gpu_quota;
 use cantle_kube_model::inject::SLICE_LABEL;
 use cantle_kube_model::nominate::{Advice, Nomination, Nominator, is_held, nominated_node};
 use cantle_kube_model::queues::outcome::is_unschedulable;
 
 /// Field manager of what we write.
 const MANAGER: &str = "cantle-packing";
-/// Pods that wait for a node.
-const WAITING: &str = "spec.nodeName=,status.phase=Pending";
-/// What comes together is decided together. Kubernetes needs longer for a pod's claim, which the scheduler waits for.
+/// Pods that are not over.
+const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
+/// Limit of the time until the first lists.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// Pods that arrive together are decided together. Kubernetes needs longer for a pod's claim, which the scheduler waits
+/// for.
 const SETTLE: Duration = Duration::from_millis(5);
 /// Room comes free without any pod that changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A nomination counts as long as its pod waits with it, and this much longer: the pod is seen to have it, and to wait no more, at
-/// other moments than its claim is seen to have been allocated.
+/// A nomination counts as long as its pod waits with it, and this much longer: the watches show the pod with its node and
+/// the allocation of its claim at different moments.
 const LATE: Duration = Duration::from_secs(5);
-/// Length of an event's text in characters: Kubernetes takes 1,024 bytes.
-const NOTE_MAX: usize = 500;
-/// How many calls are under way at once.
+/// Maximum number of concurrent calls.
 const AT_ONCE: usize = 16;
 /// Another replica takes over after this.
 const LEASE: Duration = Duration::from_secs(15);
 /// After something failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Who of several replicas nominates.
+/// Decides which of several replicas nominates.
 #[derive(Clone, Debug)]
 pub struct PackingSettings {
-    /// Where the Lease is.
+    /// Namespace of the Lease.
     pub namespace: String,
     /// Its name.
     pub lease: String,
     /// Tells this replica from the others.
     pub identity: String,
+    /// Are pods evicted for others of higher priority?
+    pub preempts: bool,
 }
 
-/// Nominates until `stop` ends, and then lets another replica go on.
+/// Nominates until `stop` ends, and then lets another replica continue.
 pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop: impl Future<Output = ()>) {
-    let PackingSettings { namespace, lease, identity } = settings;
+    let PackingSettings { namespace, lease, identity, preempts } = settings;
     let leader = Leader::new(client.clone(), &namespace, lease, identity.clone(), LEASE);
     let mut stop = pin!(stop);
     let watched = loop {
@@ -76,14 +83,14 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
     };
     let mut background = JoinSet::new();
     let changed = Arc::new(Notify::new());
-    let notify = Arc::clone(&changed);
-    let waiting = Config::default().labels(SLICE_LABEL).fields(WAITING);
-    let lean = |pod: &mut Pod| pod.metadata.managed_fields = None;
-    let pods = follow(&mut background, Api::all(client.clone()), waiting, lean, move |_| notify.notify_one());
+    let (pods, quotas) = follow_pods(&mut background, &client, &changed);
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(identity) };
     let events = Recorder::new(client.clone(), reporter);
     let (made, told) = (BTreeMap::new(), BTreeMap::new());
-    let mut packer = Packer { client, watched, pods, leader, made, events, told, asked_at: None };
+    let evictor = preempts.then(|| Evictor::new(client.clone(), events.clone()));
+    let let_go = BTreeSet::new();
+    let mut packer =
+        Packer { client, watched, pods, quotas, let_go, leader, made, events, told, evictor, asked_at: None };
     let mut look = ticks(LOOK_EVERY);
     loop {
         tokio::select! {
@@ -96,6 +103,32 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
             sleep(RETRY).await;
         }
     }
+}
+
+/// Pods with slices, and quotas. A change of a placed pod changes nothing for waiting pods.
+fn follow_pods(
+    background: &mut JoinSet<()>,
+    client: &Client,
+    changed: &Arc<Notify>,
+) -> (Store<Pod>, Store<ResourceQuota>) {
+    let live = Config::default().labels(SLICE_LABEL).fields(LIVE);
+    let lean = |pod: &mut Pod| match is_placed(pod) {
+        true => strip(pod),
+        false => pod.metadata.managed_fields = None,
+    };
+    let notify = Arc::clone(changed);
+    let seen = move |event: &Seen<Pod>| match event {
+        Seen::Apply(pod) if is_placed(pod) => {}
+        _ => notify.notify_one(),
+    };
+    let pods = follow(background, Api::all(client.clone()), live, lean, seen);
+    let lean = |quota: &mut ResourceQuota| quota.metadata.managed_fields = None;
+    let quotas = follow(background, Api::all(client.clone()), Config::default(), lean, |_| {});
+    (pods, quotas)
+}
+
+fn is_placed(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
 }
 
 /// A nomination under way.
@@ -111,13 +144,18 @@ struct Packer {
     client: Client,
     watched: Watched,
     pods: Store<Pod>,
+    quotas: Store<ResourceQuota>,
+    /// Pods whose gate was taken away, by their UIDs, until they are seen without it.
+    let_go: BTreeSet<String>,
     leader: Leader,
     /// Nominations under way, by the pods' UIDs. Those of a former replica are read from the pods.
     made: BTreeMap<String, Made>,
     events: Recorder,
-    /// What events have said, by the pods' UIDs.
+    /// The texts of the last events, by the pods' UIDs.
     told: BTreeMap<String, String>,
-    /// When the Lease was looked at, while another replica led.
+    /// None where no pod has to go for another.
+    evictor: Option<Evictor>,
+    /// Time of the last check of the Lease, while another replica led.
     asked_at: Option<Instant>,
 }
 
@@ -143,19 +181,41 @@ impl Packer {
                 return Ok(());
             }
         }
-        let waiting = self.pods.state();
+        self.is_known().await?;
+        let live = self.pods.state();
+        let mut waiting: Vec<Arc<Pod>> = live.iter().filter(|pod| !is_placed(pod)).cloned().collect();
         if waiting.is_empty() {
             return Ok(());
         }
-        let mut advice = self.advise(&waiting).await;
-        self.tell(&waiting, &advice.lacking).await;
+        let view = match self.watched.view().await {
+            Ok(view) => Some(view),
+            Err(error) => {
+                tracing::warn!("packing: {error}; kube-scheduler places pods without advice");
+                None
+            }
+        };
+        let beyond = self.beyond(view.as_ref(), &live);
+        let (held, allowed) =
+            waiting.into_iter().partition(|pod| beyond.contains_key(&pod.uid().unwrap_or_default()));
+        waiting = allowed;
+        // None where the cluster can't be seen: pods are not held for that.
+        let mut advice = match &view {
+            Some(view) => self.advise(view, &waiting).await,
+            None => Advice::default(),
+        };
+        self.tell(&held, &beyond, &waiting, &advice.lacking).await;
         let mut work: Vec<(Arc<Pod>, Option<Nomination>)> = Vec::new();
         for pod in waiting {
             let nomination = advice.nominations.remove(&pod.uid().unwrap_or_default());
+            let evictor = self.evictor.as_ref();
+            if evictor.is_some_and(|evictor| evictor.keeps_waiting(&pod, nomination.as_ref())) {
+                continue;
+            }
             if nomination.is_some() || is_held(&pod) {
                 work.push((pod, nomination));
             }
         }
+        self.let_go.extend(work.iter().filter_map(|(pod, _)| pod.uid()));
         let client = &self.client;
         let calls = stream::iter(work).map(|(pod, nomination)| place(client, pod, nomination));
         let done: Vec<_> = calls.buffer_unordered(AT_ONCE).collect().await;
@@ -165,16 +225,26 @@ impl Packer {
         Ok(())
     }
 
-    /// None where the cluster can't be seen: pods are not held for that.
-    async fn advise(&mut self, waiting: &[Arc<Pod>]) -> Advice {
-        let view = match self.watched.view().await {
-            Ok(view) => view,
-            Err(error) => {
-                tracing::warn!("packing: {error}; kube-scheduler places pods without advice");
-                return Advice::default();
-            }
-        };
-        // What has been given out is in the view.
+    /// A count needs a complete list.
+    async fn is_known(&self) -> Result<(), KubeError> {
+        let ready = async { self.pods.wait_until_ready().await.and(self.quotas.wait_until_ready().await) };
+        match timeout(FIRST_LOOK, ready).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(KubeError::Unseen),
+        }
+    }
+
+    /// The reasons why pods may not continue, by their UIDs.
+    fn beyond(&mut self, view: Option<&ClusterView>, live: &[Arc<Pod>]) -> BTreeMap<String, String> {
+        let held: BTreeSet<String> =
+            live.iter().filter(|pod| is_held(pod)).filter_map(|pod| pod.uid()).collect();
+        self.let_go.retain(|uid| held.contains(uid));
+        let unseen = ClusterView::default();
+        gpu_quota::beyond(view.unwrap_or(&unseen), &self.quotas.state(), live, &self.let_go)
+    }
+
+    async fn advise(&mut self, view: &ClusterView, waiting: &[Arc<Pod>]) -> Advice {
+        // Allocated claims are in the view.
         let given: BTreeSet<&str> = view.holdings.iter().map(|holding| holding.pod.as_str()).collect();
         let shown: BTreeMap<String, &Arc<Pod>> =
             waiting.iter().filter_map(|pod| Some((pod.uid()?, pod))).collect();
@@ -188,24 +258,40 @@ impl Packer {
             !is_refused && !given.contains(uid.as_str()) && made.seen.elapsed() < LATE
         });
         let under_way = self.made.iter().map(|(uid, made)| (uid.clone(), made.nomination.clone())).collect();
-        let nominator = Nominator::new(&view, &self.watched.nodes(), &self.watched.placed());
-        nominator.advise(waiting, &under_way)
+        let placed = self.watched.placed();
+        let nominator = Nominator::new(view, &self.watched.nodes(), &placed);
+        let mut advice = nominator.advise(waiting, &under_way);
+        if let Some(evictor) = &mut self.evictor {
+            let in_vain = evictor.turn(&nominator, &placed, waiting, &under_way).await;
+            for (uid, why) in in_vain {
+                advice.lacking.entry(uid).and_modify(|lacks| *lacks = format!("{lacks}; preemption: {why}"));
+            }
+        }
+        advice
     }
 
-    /// An event for each pod that kube-scheduler has no place for, when what it lacks has changed: kube-scheduler says that claims
-    /// can't be allocated, and neither what is needed nor what is free.
-    async fn tell(&mut self, waiting: &[Arc<Pod>], lacking: &BTreeMap<String, String>) {
-        self.told.retain(|uid, _| lacking.contains_key(uid));
-        let is_new = |pod: &&Arc<Pod>| {
-            let uid = pod.uid().unwrap_or_default();
-            is_unschedulable(pod) && lacking.get(&uid).is_some_and(|why| self.told.get(&uid) != Some(why))
-        };
-        for pod in waiting.iter().filter(is_new).take(AT_ONCE).cloned().collect::<Vec<_>>() {
-            let uid = pod.uid().unwrap_or_default();
-            let Some(why) = lacking.get(&uid) else { continue };
+    /// An event for each pod that waits, when the reason has changed. It is sent once kube-scheduler finds no node for the pod:
+    /// kube-scheduler reports that claims can't be allocated, but neither the request nor the free capacity.
+    async fn tell(
+        &mut self,
+        held: &[Arc<Pod>],
+        beyond: &BTreeMap<String, String>,
+        waiting: &[Arc<Pod>],
+        lacking: &BTreeMap<String, String>,
+    ) {
+        self.told.retain(|uid, _| lacking.contains_key(uid) || beyond.contains_key(uid));
+        let unplaced = waiting.iter().filter(|pod| is_unschedulable(pod));
+        let all = held.iter().map(|pod| (pod, "ExceedsGpuQuota", beyond));
+        let all = all.chain(unplaced.map(|pod| (pod, "NoRoomForSlice", lacking)));
+        let news = all.filter_map(|(pod, reason, whys)| {
+            let uid = pod.uid()?;
+            let why = whys.get(&uid).filter(|why| self.told.get(&uid) != Some(why))?;
+            Some((Arc::clone(pod), uid, reason, why))
+        });
+        for (pod, uid, reason, why) in news.take(AT_ONCE).collect::<Vec<_>>() {
             let event = Event {
                 type_: EventType::Warning,
-                reason: "NoRoomForSlice".to_owned(),
+                reason: reason.to_owned(),
                 note: Some(why.chars().take(NOTE_MAX).collect()),
                 action: "Schedule".to_owned(),
                 secondary: None,

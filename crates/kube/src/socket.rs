@@ -1,4 +1,4 @@
-//! Sockets that a kubelet talks to.
+//! The sockets that the kubelet connects to.
 
 use std::fs;
 use std::io;
@@ -25,6 +25,6 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListenerStream, KubeError> {
 
 /// Waits for the signal to stop.
 pub(crate) async fn stopped(mut stop: watch::Receiver<bool>) {
-    // An error means that nobody is left who could say so.
+    // An error means that no receiver is left to report it to.
     let _ = stop.wait_for(|stop| *stop).await;
 }

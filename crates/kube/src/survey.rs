@@ -1,4 +1,4 @@
-//! A look at a cluster: what `cantle check kubernetes` judges by. Reads; the one thing it sends is a dry run.
+//! Collects the facts about a cluster for `cantle check kubernetes`. It only reads, apart from one dry run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,21 @@ use serde_json::{Value, json};
 use crate::version::serves_claims;
 use crate::{KubeError, Version, server_version};
 use cantle_kube_model::classic::record::is_reserving;
+use cantle_kube_model::gpu_quota::{is_counted, limits_gpus};
 use cantle_kube_model::inject::{LABEL, SLICE_LABEL, overlooked};
-use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPU_RESOURCE, GPUS_ANNOTATION};
+use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION, is_fractioned};
 use cantle_kube_model::nominate::is_held;
 
-/// What the chart's objects are known by.
+/// The label of the chart's objects.
 const OURS: &str = "app.kubernetes.io/name=cantle";
-/// Which of its parts.
+/// The label of a component.
 const COMPONENT: &str = "app.kubernetes.io/component";
 /// In seconds. A replica nominates within milliseconds; another one takes over from it in 15 s.
 const HELD_S: i64 = 30;
-/// How the API server's metrics show a feature gate.
+/// The name of a feature gate's metric on the API server.
 const GATE_METRIC: &str = "kubernetes_feature_enabled{";
 
-/// What there is in a cluster.
+/// The facts about a cluster.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// Of the API server.
@@ -43,17 +44,17 @@ pub struct Survey {
     pub has_classes: bool,
     /// Is cantle installed for the classic path: is there a pod's own scheduler?
     pub is_classic: bool,
-    /// What the chart has installed.
+    /// The installed components of the chart.
     pub parts: Vec<Part>,
     /// Name of the injector's configuration.
     pub injector: Option<String>,
-    /// What became of a pod that asks for a share.
+    /// The result of a pod that requests a share.
     pub probe: Probe,
     /// Pods whose words have no effect, by why: `namespace/name` of each.
     pub overlooked: BTreeMap<String, Vec<String>>,
     /// Pods (`namespace/name`) that have waited for their nomination for longer than 30 seconds: no replica of the injector makes any.
     pub held: Vec<String>,
-    /// Quotas (`namespace/name`) of what NVIDIA's device plugin gives out, which pods with slices no longer ask for.
+    /// Quotas (`namespace/name`) of GPUs that pods with slices do not count in.
     pub void_quotas: Vec<String>,
     /// Does the injector of the classic path take pods to cantle that ask for MIG instances under limits?
     pub takes_mig: bool,
@@ -64,14 +65,16 @@ pub struct Survey {
 pub struct SurveyedNode {
     /// Its name.
     pub name: String,
-    /// The kubelet's version, as it says it.
+    /// The kubelet's version, as it reports it.
     pub kubelet: String,
     /// The container engine: `containerd://2.1.4`.
     pub engine: String,
-    /// What NVIDIA's device plugin gives out here: `nvidia.com/gpu` and the like, with its amount.
+    /// The GPUs that NVIDIA's device plugin allocates here: `nvidia.com/gpu` and the like, with its amount.
     pub nvidia: BTreeMap<String, String>,
     /// Has cantle published GPUs of it, as devices or (classic path) in its annotation?
     pub is_published: bool,
+    /// Does NVIDIA's daemon for fractions (KAI, Run:ai) work here?
+    pub is_fractioned: bool,
     /// Does cantle use those GPUs only that it has got from NVIDIA's device plugin?
     pub is_reserving: bool,
 }
@@ -89,12 +92,12 @@ pub struct Part {
     pub is_scheduler: bool,
 }
 
-/// What became of a pod that asks for a share, in a dry run.
+/// The result of a dry run of a pod that requests a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// The injector was called and gave it what this says.
+    /// The injector was called and gave it this.
     Injected(String),
-    /// Nobody has changed it.
+    /// It was not changed.
     Untouched,
     /// The API server refused it, for this reason.
     Refused(String),
@@ -116,8 +119,9 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
     let share = json!({"metadata": {"labels": {LABEL: "0.500"}}, "spec": {"containers": [{}]}});
     let limits = json!({"limits": {"nvidia.com/mig-1g.5gb": 1}});
     let instance = json!({"metadata": {}, "spec": {"containers": [{"resources": limits}]}});
-    let takes_mig = is_classic && matches!(probe(client, instance).await?, Probe::Injected(_));
+    let takes_mig = is_classic && matches!(probe(client, instance).await?.0, Probe::Injected(_));
     let pods = pods(client).await?;
+    let (probed, is_holding) = probe(client, share).await?;
     Ok(Survey {
         version,
         has_dra,
@@ -129,8 +133,8 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
         overlooked: pods.0,
         held: pods.1,
-        void_quotas: void_quotas(client).await?,
-        probe: probe(client, share).await?,
+        void_quotas: void_quotas(client, is_holding).await?,
+        probe: probed,
         takes_mig,
     })
 }
@@ -158,14 +162,12 @@ async fn pods(client: &Client) -> Result<(BTreeMap<String, Vec<String>>, Vec<Str
     }
 }
 
-async fn void_quotas(client: &Client) -> Result<Vec<String>, KubeError> {
+/// The quotas that limit GPUs but do not count pods with slices. The injector does if it holds pods.
+async fn void_quotas(client: &Client, is_holding: bool) -> Result<Vec<String>, KubeError> {
     let quotas = Api::<ResourceQuota>::all(client.clone()).list(&ListParams::default()).await?;
-    let counts_gpus = |quota: &&ResourceQuota| {
-        let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
-        hard.is_some_and(|hard| hard.contains_key(&format!("requests.{GPU_RESOURCE}")))
-    };
+    let is_void = |quota: &&ResourceQuota| limits_gpus(quota) && !(is_holding && is_counted(quota));
     let name = |quota: &ResourceQuota| full(quota.namespace(), quota.name_any());
-    Ok(quotas.iter().filter(counts_gpus).map(name).collect())
+    Ok(quotas.iter().filter(is_void).map(name).collect())
 }
 
 /// `namespace/name`
@@ -206,6 +208,7 @@ fn surveyed(node: &Node, published: &BTreeSet<String>) -> SurveyedNode {
         kubelet: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
         engine: info.map(|info| info.container_runtime_version.clone()).unwrap_or_default(),
         nvidia: nvidia.map(|(key, amount)| (key.clone(), amount.0.clone())).collect(),
+        is_fractioned: is_fractioned(node),
         is_reserving: is_reserving(node),
         is_published: published.contains(&name) || node.annotations().contains_key(GPUS_ANNOTATION),
         name,
@@ -235,8 +238,8 @@ async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
     Ok(parts)
 }
 
-/// The way from the API server through the injector and back: address, certificate and answer at once.
-async fn probe(client: &Client, mut pod: Value) -> Result<Probe, KubeError> {
+/// The way from the API server through the injector and back: address, certificate and answer at once; and whether the pod is held.
+async fn probe(client: &Client, mut pod: Value) -> Result<(Probe, bool), KubeError> {
     pod["metadata"]["generateName"] = json!("cantle-check-");
     pod["spec"]["containers"][0]["name"] = json!("main");
     pod["spec"]["containers"][0]["image"] = json!("none");
@@ -245,9 +248,9 @@ async fn probe(client: &Client, mut pod: Value) -> Result<Probe, KubeError> {
     match Api::default_namespaced(client.clone()).create(&dry_run, &pod).await {
         Ok(pod) => {
             let slice = pod.labels().get(SLICE_LABEL).cloned();
-            Ok(slice.map_or(Probe::Untouched, Probe::Injected))
+            Ok((slice.map_or(Probe::Untouched, Probe::Injected), is_held(&pod)))
         }
-        Err(kube::Error::Api(status)) => Ok(Probe::Refused(status.message.clone())),
+        Err(kube::Error::Api(status)) => Ok((Probe::Refused(status.message.clone()), false)),
         Err(error) => Err(error.into()),
     }
 }

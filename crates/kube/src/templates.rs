@@ -1,6 +1,5 @@
-//! Looks after claim templates: pods that the webhook has changed wait for theirs, and get it here, and another claim when the GPUs
-//! have become others. What the cluster has
-//! decides alone what is done, so several replicas, or a restart, do no harm.
+//! Manages claim templates: creates the templates that the webhook's pods wait for, and renews claims when the GPUs have
+//! changed. It acts only on the state of the cluster, so several replicas, or a restart, do no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -50,14 +49,14 @@ pub(crate) async fn keep_templates(client: Client) {
                 }
                 sleep(SETTLE).await;
             }
-            // What failed is tried again by itself; what changes meanwhile does not wait for it.
+            // A failed action is retried by itself; changes in the meantime do not wait for it.
             () = sleep(RETRY), if !all_done => {}
         }
         all_done = world.settle(&mut fitting).await;
     }
 }
 
-/// What the API server says, kept up to date.
+/// The objects of the API server, kept current.
 struct World {
     client: Client,
     pods: Store<PartialObjectMeta<Pod>>,
@@ -85,7 +84,7 @@ impl World {
         (Self { client, pods, templates, slices, claims }, stream::select_all(changes))
     }
 
-    /// Does what is missing; says whether nothing is left to do.
+    /// Carries out the missing actions; returns whether nothing is left to do.
     async fn settle(&self, fitting: &mut Fitting) -> bool {
         let wanted: BTreeSet<TemplateKey> =
             self.pods.state().iter().filter_map(|pod| wanted_by(pod)).collect();
@@ -110,7 +109,7 @@ impl World {
         all_done
     }
 
-    /// Templates under names of ours; null for those that somebody else has made.
+    /// Templates under cantle's names; null for those of other programs.
     fn existing(&self) -> BTreeMap<TemplateKey, serde_json::Value> {
         let of = |template: &ResourceClaimTemplate| {
             let key = (template.namespace()?, template.name_any().parse().ok()?);
@@ -161,7 +160,7 @@ impl World {
         Ok(())
     }
 
-    /// What is deleted comes back when the watch has seen that it is gone.
+    /// A deleted claim is created again when the watch has seen the deletion.
     async fn delete(&self, (namespace, name): &TemplateKey) -> Result<(), KubeError> {
         let name = name.to_string();
         let seen =
@@ -191,7 +190,7 @@ impl World {
     }
 }
 
-/// Something for each event; errors are logged, and the watch goes on after a while.
+/// Yields an item for each event; errors are logged, and the watch continues after a while.
 fn changes<K>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
 ) -> stream::BoxStream<'static, ()>

@@ -1,4 +1,4 @@
-//! Which Kubernetes this is, asked of the API server.
+//! Asks the API server for its version.
 
 use cantle_kube_model::Version;
 use kube::Client;

@@ -1,4 +1,4 @@
-//! Objects of the cluster, as they are known here.
+//! The cached copies of the cluster's objects, kept current by watches.
 
 use std::fmt::Debug;
 
@@ -10,8 +10,8 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
-/// Follows the objects of `api` that `which` selects, in the background. `lean` takes away of each what nobody reads; `seen` is
-/// called with each event when the store has it.
+/// Follows the objects of `api` that `which` selects, in the background. `lean` removes unused fields from each object;
+/// `seen` is called with each event when the store has it.
 pub(crate) fn follow<K>(
     background: &mut JoinSet<()>,
     api: Api<K>,

@@ -1,4 +1,4 @@
-//! The injector over HTTPS, as the API server calls it, with a certificate that somebody else provides and renews.
+//! The injector over HTTPS, as the API server calls it, with a certificate that another program provides and renews.
 #![allow(clippy::unwrap_used, reason = "a test says by panicking that something is wrong")]
 
 use std::net::SocketAddr;
@@ -29,11 +29,11 @@ fn certificate(dir: &Path) -> Client {
     std::fs::write(dir.join("tls.crt"), cert.pem()).unwrap();
     std::fs::write(dir.join("tls.key"), signing_key.serialize_pem()).unwrap();
     let trusted = Certificate::from_pem(cert.pem().as_bytes()).unwrap();
-    // Each call a new connection: what is asked for is the handshake.
+    // Each call has a new connection, because the handshake is tested.
     Client::builder().tls_certs_only([trusted]).pool_max_idle_per_host(0).build().unwrap()
 }
 
-/// The part that looks after templates finds no cluster here; that must not keep the injector from answering.
+/// The controller of templates finds no cluster here; that must not keep the injector from answering.
 fn start(dir: &Path) -> Running {
     let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let (calls, observers) =

@@ -1,13 +1,14 @@
-//! A process and its slot: how a process takes and uses one, and how others find out whether its owner is still alive.
+//! The slot of a process: how a process takes and uses it, and how others detect whether its owner is still alive.
 //!
 //! **Alive.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
 //! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock lasts as long
-//! as the process's memory, whatever the program does to its descriptors, and it works across pid namespaces. Children
-//! don't inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
+//! as the process's memory, independent of the program's descriptors, and it works across pid namespaces. Children don't
+//! inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
 //!
 //! **Dead.** When a process ends, the kernel frees its memory first, then its files, and its GPU memory only with the driver's
-//! files. So a slot whose lock is free is not settled while its process is still exiting: what it held would be given out twice.
-//! A process that runs without its lock has replaced its memory by `exec`, and its GPU memory with it: its slot counts as dead.
+//! files. So a slot whose lock is free is not settled while its process is still exiting: its memory would be given out
+//! twice. A process that runs without its lock has replaced its memory by `exec`, and its GPU memory with it: its slot
+//! counts as dead.
 //!
 //! Some filesystems (overlayfs) map another file than the one that was opened; there the lock would end with the descriptor.
 //! Attaching notices that: the descriptor then stays open, and the slot counts as dead only once its process is.
@@ -58,7 +59,7 @@ impl Ledger {
     /// Maps `<dir>/limits` read-only and `<dir>/usage`. Takes no slot.
     ///
     /// # Errors
-    /// [`OpenError`] if a file is missing, truncated, or not one of ours.
+    /// [`OpenError`] if a file is missing, truncated, or not cantle's.
     pub fn open(dir: &CStr) -> Result<Self, OpenError> {
         let usage_path = Path::join(dir, c"usage")?;
         let fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;
@@ -76,8 +77,8 @@ impl Ledger {
         self.limits.gpus()
     }
 
-    /// Index of a GPU in the slice. Where the slice has limits for any GPU ([`ANY_GPU`]), the GPU takes one at the first
-    /// question, for all processes.
+    /// Index of a GPU in the slice. If the slice has limits for any GPU ([`ANY_GPU`]), the GPU takes one at the first
+    /// query, for all processes.
     #[must_use]
     pub fn gpu_index(&self, uuid: &Uuid) -> Option<usize> {
         let taken = |(gpu, total): (&GpuEntry, &GpuTotal)| gpu.uuid == ANY_GPU && total.take(uuid);
@@ -105,7 +106,7 @@ impl Ledger {
         })
     }
 
-    /// Returns what dead processes hold; gives the number of granules. Any process may call it at any time.
+    /// Frees what dead processes hold; returns the number of granules. Any process may call it at any time.
     pub fn reap(&self) -> u32 {
         let Ok(fd) = Fd::open(self.usage_path.as_c_str(), libc::O_RDWR) else { return 0 };
         (0..self.usage.touched()).map(|slot| self.reap_slot(&fd, slot)).fold(0, u32::saturating_add)

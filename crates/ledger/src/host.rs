@@ -1,4 +1,4 @@
-//! The agent's side: creating a slice's files. [`Observer`] reads them and changes limits.
+//! The agent's side: creates a slice's files. [`Observer`] reads them and changes limits.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -22,18 +22,18 @@ pub const LIMITS_FILE: &str = "limits";
 /// See [`LIMITS_FILE`].
 pub const USAGE_FILE: &str = "usage";
 
-/// What a slice may use of one GPU.
+/// The limit of a slice on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuLimit {
     /// The GPU or MIG instance.
     pub uuid: Uuid,
     /// Memory, contexts included; counted in whole granules.
     pub limit_bytes: u64,
-    /// What the context of one process costs on this GPU.
+    /// The memory of one process's context on this GPU.
     pub context_bytes: u64,
 }
 
-/// What went wrong on the agent's side.
+/// The errors of the agent's side.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A file operation failed.
@@ -57,8 +57,8 @@ pub enum HostError {
 ///
 /// They are not forced to disk: what they count ends with the machine's memory, and a task's start would wait for it.
 ///
-/// `usage` is writable by everyone who can reach it, because a task's processes may run as several users: who may reach it is
-/// decided by `dir`'s permissions and by what is mounted where.
+/// `usage` is writable by everyone who can reach it, because a task's processes may run as several users: the permissions of
+/// `dir` and the mounts decide who can reach it.
 ///
 /// # Errors
 /// [`HostError`]; a file that was there before is replaced only once its successor is complete.
@@ -78,7 +78,7 @@ pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(),
         fs::rename(&temporary, &path)
     })();
     written.map_err(|error| {
-        // On a full disk it would be there for ever, and take room.
+        // On a full disk it would stay forever, and take space.
         let _ = fs::remove_file(&temporary);
         HostError::Io(path, error)
     })

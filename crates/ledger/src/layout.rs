@@ -1,4 +1,4 @@
-//! What is in the two files, byte by byte.
+//! The layout of the two files, byte by byte.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -60,8 +60,8 @@ pub struct GpuEntry {
     pub(crate) uuid: Uuid,
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) context_bytes: u64,
-    /// What the driver says is in use beyond what `usage` counts. It is in this file because only the agent writes it: a task
-    /// that wipes its own accounting gains no memory by that.
+    /// The memory in use according to the driver that `usage` does not count. It is in this file because only the agent
+    /// writes it: a task that wipes its own accounting gains no memory.
     pub(crate) hidden_bytes: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ impl GpuEntry {
         crate::granules_holding(self.hidden_bytes.load(Ordering::Relaxed)).min(protocol::MAX_GRANULES)
     }
 
-    /// What one process's CUDA context costs on this GPU, in granules.
+    /// The memory of one process's CUDA context on this GPU, in granules.
     #[must_use]
     pub fn context_granules(&self) -> u32 {
         crate::granules_holding(self.context_bytes)
@@ -107,7 +107,7 @@ pub(crate) struct UsageRegion {
     pub(crate) slots: [Slot; MAX_SLOTS],
 }
 
-/// What all processes share of one GPU, in a cache line of its own.
+/// The data of one GPU that all processes share, in a cache line of its own.
 #[repr(C, align(64))]
 pub(crate) struct GpuTotal {
     /// The granules in use and the operation that wrote them, packed ([`crate::protocol`]).
@@ -143,7 +143,7 @@ pub(crate) struct Slot {
     pub(crate) records: [Record<AtomicU64>; MAX_GPUS],
 }
 
-/// The pid in a slot's owner field; 0 is nobody.
+/// The pid in a slot's owner field; 0: free.
 pub(crate) const fn owner_pid(owner: u64) -> u32 {
     owner as u32
 }
@@ -178,7 +178,7 @@ pub struct Refusal {
     pub pid: u32,
     /// Index into the slice's GPUs.
     pub gpu: u32,
-    /// What the program asked for.
+    /// The requested amount.
     pub asked_bytes: u64,
     /// In use by the whole slice at that moment.
     pub used_bytes: u64,

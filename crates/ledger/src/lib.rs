@@ -1,7 +1,7 @@
-//! The accounting region of one slice: what the tenant may use, and what each of its processes uses.
+//! The accounting region of one slice: the tenant's limits, and what each of its processes uses.
 //!
-//! Two files in one directory. `limits` is written by the agent and only ever mapped read-only by tenants; `usage` is
-//! shared by all processes of the slice. Every process owns one *slot*; every GPU has one *word* that holds the sum.
+//! It consists of two files in one directory. The agent writes `limits`, and tenants map it read-only. All processes of
+//! the slice share `usage`: every process owns one *slot*, and every GPU has one *word* that holds the sum.
 //!
 //! * **Never over the limit.** A reservation is one compare-and-swap of the GPU's word, whose new value was checked
 //!   against the limit. There is no instant at which the sum exceeds it, with any number of processes.

@@ -1,4 +1,4 @@
-//! Files into memory.
+//! Maps files into memory.
 
 use core::ffi::{CStr, c_int};
 use core::marker::PhantomData;
@@ -111,8 +111,8 @@ impl Drop for Fd {
 /// A whole region in memory, unmapped on drop.
 ///
 /// A region that was kept out of children ([`Mapping::keep_from_children`]) does not exist in a child of `fork`: such a child
-/// must not use the copy of this value that it inherits. A file that somebody shortens while it is mapped ends whoever reads
-/// beyond its end with SIGBUS; nothing but a slice's own processes maps the one that they can shorten.
+/// must not use the copy of this value that it inherits. If somebody shortens a mapped file, a process that reads beyond its
+/// end gets SIGBUS. Only a slice's own processes map the file that they can shorten.
 pub(crate) struct Mapping<T: Region> {
     at: NonNull<T>,
     region: PhantomData<T>,

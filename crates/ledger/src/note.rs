@@ -1,7 +1,7 @@
-//! Which layouts of the accounting files a filter library knows, said in an ELF note of its own (`readelf -n` shows it).
+//! The layouts of the accounting files that a filter library knows, in an ELF note of its own (`readelf -n` shows it).
 //!
-//! A library of another installation refuses every allocation, because it can't read the files. Who starts a task looks at the
-//! note first and says so.
+//! A library of another installation refuses every allocation, because it can't read the files. The program that starts a
+//! task reads the note first and reports it.
 
 use crate::{compute, layout};
 
@@ -32,7 +32,7 @@ impl Layouts {
 /// An ELF note as gABI has it: bytes of its name, bytes of its content, its type, its name.
 const HEAD: [u32; 5] = [7, 8, 1, u32::from_ne_bytes(*b"cant"), u32::from_ne_bytes(*b"le\0\0")];
 
-/// What the libraries carry in their section `.note.cantle`.
+/// The content of the libraries' section `.note.cantle`.
 pub const NOTE: [u32; 7] =
     [HEAD[0], HEAD[1], HEAD[2], HEAD[3], HEAD[4], Layouts::OWN.memory, Layouts::OWN.compute];
 

@@ -1,5 +1,5 @@
-//! The slice as the agent observes it from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing here
-//! maps that file: it is copied, and every field of the copy is checked. What the agent writes is in `limits`.
+//! The slice as the agent observes it from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing
+//! here maps that file: it is copied, and every field of the copy is checked. The agent writes only `limits`.
 
 use std::borrow::ToOwned as _;
 use std::boxed::Box;
@@ -24,7 +24,7 @@ use crate::map::{self, Fd, Mapping, OpenError};
 use crate::proc_stat::{self, Life};
 use crate::protocol;
 
-/// What a slice uses of one GPU.
+/// The use of one GPU by a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuUse {
     /// The GPU or MIG instance.
@@ -45,7 +45,7 @@ impl GpuUse {
     }
 }
 
-/// What one process of a slice holds.
+/// The memory of one process of a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessUse {
     /// The process's pid in its own pid namespace. The tenant writes it: show it, but never act on it.
@@ -59,7 +59,7 @@ pub struct ProcessUse {
 /// A slice at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceUse {
-    /// Whose slice it is.
+    /// The owner of the slice.
     pub lease: String,
     /// The slice's GPUs.
     pub gpus: Vec<GpuUse>,
@@ -90,7 +90,7 @@ impl Observer {
         Ok(Self { limits, usage, dir: dir.to_owned(), refusals_read: 0 })
     }
 
-    /// True if any process holds a slot. The kernel's locks say so, whatever the file's contents are.
+    /// True if any process holds a slot. The kernel's locks determine it, not the contents of the file.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         is_any_locked(&self.usage, 0..MAX_SLOTS as u32)

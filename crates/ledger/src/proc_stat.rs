@@ -1,4 +1,4 @@
-//! `/proc/<pid>/stat`, read without allocating.
+//! Reads `/proc/<pid>/stat` without allocating.
 
 use core::ffi::CStr;
 
@@ -37,7 +37,7 @@ pub(crate) fn life(pid: u32, start_ticks: u64) -> Life {
     if let Some(stat) = read(pid, &mut buffer).and_then(parse) {
         return match stat.state {
             _ if stat.start_ticks != start_ticks => Life::Gone,
-            // A zombie first thread says nothing about the others.
+            // A zombie first thread does not show the state of the others.
             b'Z' | b'X' if stat.threads <= 1 => Life::Gone,
             b'Z' | b'X' => Life::Exiting,
             _ if stat.flags & PF_EXITING != 0 => Life::Exiting,

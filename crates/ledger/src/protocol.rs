@@ -1,4 +1,5 @@
-//! How a slot's operation changes a GPU's word, and how a dead slot is settled. Pure atomics: no clock, no kernel, no lock.
+//! The protocol by which a slot's operation changes a GPU's word, and by which a dead slot is settled. Pure atomics: no
+//! clock, no kernel, no lock.
 //!
 //! A *word* is `[seq:32 | slot:12 | used:20]`: the granules in use and the stamp of the operation that put them there.
 //! A slot keeps one *record* per GPU:
@@ -8,11 +9,11 @@
 //! * `acked` `[version:32 | seq:32]`: the slot's last operation that took effect *and was then overwritten* in the word.
 //!
 //! An operation publishes its intent, swaps the word, then writes `held`. Before anyone overwrites another slot's stamp
-//! they copy it into that slot's `acked`. So at any instant a slot's last intent took effect exactly if the word still
-//! shows its stamp or `acked` does; a process may die between any two instructions and nothing is ever ambiguous.
+//! they copy it into that slot's `acked`. So at any instant, a slot's last intent took effect exactly if the word or
+//! `acked` shows its stamp. A process may die between any two instructions, and the state is never ambiguous.
 //!
-//! Settling a dead slot is an operation *of that slot* with `after = 0`. Any process may carry it out, and several may at a
-//! time: all of them agree on its sequence number through `intent`, and the word accepts it once.
+//! Settling a dead slot is an operation *of that slot* with `after = 0`. Any process may carry it out, also several at a
+//! time: all agree on its sequence number through `intent`, and the word accepts it once.
 //!
 //! Sequence numbers wrap after 2³² operations of one slot on one GPU. A stale compare-and-swap could then succeed only if its
 //! process stood still for exactly a multiple of 2³² operations and the word's slot and sum were the same again.
@@ -53,13 +54,13 @@ impl Cell for core::sync::atomic::AtomicU64 {
     }
 }
 
-/// What one slot keeps about one GPU (module documentation).
+/// The record of one slot about one GPU (module documentation).
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Record<C> {
     /// The operation under way.
     pub intent: C,
-    /// What the slot holds.
+    /// The granules that the slot holds.
     pub held: C,
     /// The slot's last operation whose stamp was overwritten.
     pub acked: C,
@@ -82,7 +83,7 @@ pub struct Over {
     pub used: u32,
     /// The slice's limit.
     pub limit: u32,
-    /// What was asked for.
+    /// The requested granules.
     pub asked: u32,
 }
 
@@ -172,7 +173,7 @@ pub fn release<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
     let Ok(()) = given;
 }
 
-/// Charges the slot with exactly `granules`, whatever the limit says: for memory that is already in use when it is noticed.
+/// Charges the slot with exactly `granules`, regardless of the limit: for memory that is already in use when it is noticed.
 ///
 /// Only the slot's owner may call this, and not twice at a time.
 pub fn set_held<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
@@ -214,7 +215,8 @@ fn change<G: GpuCells, E>(
 #[inline]
 fn acknowledge<G: GpuCells>(gpu: &G, word: u64, writer: u32) -> bool {
     let slot = word_slot(word);
-    // A slot's own earlier operation is over (its `held` is written, or it is being settled): nobody will ask about it.
+    // A slot's own earlier operation is over (its `held` is written, or it is being settled): no process will ask about
+    // it.
     if slot == writer {
         return true;
     }
@@ -256,7 +258,8 @@ pub fn settle<G: GpuCells>(gpu: &G, slot: u32, still_dead: impl Fn() -> bool) ->
             // Replace the dead owner's last word by the one operation that is left to do. Fails if another settler has.
             record.intent.swap_if(intent, pair(high(intent).wrapping_add(1), 0));
         } else if acknowledge(gpu, word, slot) {
-            // The operation that is left to do was not in effect as of `word`: if the swap succeeds, nobody was faster.
+            // The operation that is left to do was not in effect as of `word`: if the swap succeeds, no other process
+            // was faster.
             let after = pack_word(high(intent), slot, used(word).saturating_sub(low(held)));
             if gpu.word().swap_if(word, after) {
                 returned = low(held);

@@ -1,5 +1,5 @@
-//! A tenant that does to its `usage` file whatever it likes. It may spoil its own accounting and its own processes; what the
-//! agent says and does, and its limit, stay.
+//! A tenant that writes anything to its `usage` file. It may damage its own accounting and its own processes, but never the
+//! agent's reports and actions, or its limit.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::ffi::CString;
@@ -87,7 +87,7 @@ fn a_process_of_the_tenant() {
     }
 }
 
-/// What a tenant can do to its file while its process uses it.
+/// The attacks of a tenant on its file while its process uses it.
 fn spoil(how: &str, usage: &Path) {
     let file = OpenOptions::new().write(true).open(usage).unwrap();
     let length = file.metadata().unwrap().len();
@@ -111,7 +111,7 @@ fn a_spoiled_file_hurts_only_its_owner() {
         let slice = Slice::new();
         let (mut tenant, mut agent) = (slice.holder(), slice.observer());
         spoil(how, &slice.usage());
-        // Nobody takes the region for a good one, except where only numbers in it are wrong; and the limit stands.
+        // The region is not accepted as valid, unless only numbers in it are wrong; and the limit holds.
         if let Ok(now) = agent.snapshot() {
             assert_eq!(now.gpus[0].limit_bytes, LIMIT * GRANULE_BYTES, "{how}");
         }
@@ -119,7 +119,7 @@ fn a_spoiled_file_hurts_only_its_owner() {
         agent.set_hidden(&GPU, 0).unwrap();
         let newcomer = Attachment::new(&slice.c_path());
         assert!(matches!(newcomer, Err(OpenError::Truncated | OpenError::Unknown)), "{how}: {newcomer:?}");
-        // The lease stands as long as its process does, and no longer.
+        // The lease lasts as long as its process, and no longer.
         assert!(agent.is_in_use(), "{how}: its process lives");
         drop(tenant.stdin.take());
         let status = tenant.wait().unwrap();
@@ -147,7 +147,7 @@ fn a_replaced_or_deleted_file_leads_nowhere() {
     let slice = Slice::new();
     let mut tenant = slice.holder();
     let agent = slice.observer();
-    // Where no mount protects it: the agent keeps to the file that it made.
+    // The file without a protecting mount: the agent keeps to the file that it made.
     fs::remove_file(slice.usage()).unwrap();
     assert!(agent.is_in_use());
     assert_eq!(Ledger::open(&slice.c_path()).err(), Some(OpenError::Io(libc::ENOENT)));
@@ -166,7 +166,7 @@ const SLOT_0: u64 = 64 + 16 * 64 + 64 * 64;
 #[test]
 fn a_forged_slot_does_not_keep_a_lease() {
     let slice = Slice::new();
-    // Process 1 lives for ever; so the tenant enters it as the owner of a slot.
+    // Process 1 lives forever; so the tenant enters it as the owner of a slot.
     let stat = fs::read_to_string("/proc/1/stat").unwrap();
     let start_ticks: u64 =
         stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();

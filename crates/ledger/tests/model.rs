@@ -1,5 +1,5 @@
 //! The protocol under a model checker: every interleaving (up to the bound below) of owners, settlers and deaths at every
-//! shared access. What must hold in the end: the word's sum is what the living slots hold.
+//! shared access. The condition at the end: the word's sum is what the living slots hold.
 //!
 //! The checker itself is checked: two mutations of the protocol must make it find a fault.
 //!
@@ -90,7 +90,7 @@ struct Model {
     records: [Record<ModelCell>; SLOTS],
     /// Generation of slot 0: 0 is the owner that dies, 1 is free, 2 is the next owner.
     generation: ModelCell,
-    /// What the driver has given out: the outside witness.
+    /// The granules that the driver has allocated: the outside witness.
     driver: AtomicU64,
 }
 
@@ -252,7 +252,7 @@ fn two_settlers_beside_a_neighbor() {
     }
 }
 
-/// How the shim takes memory.
+/// The shim's sequence for an allocation.
 fn charge_then_allocate(model: &Model, slot: u32, granules: u32) -> bool {
     let granted = protocol::reserve(model, slot, granules, LIMIT).is_ok();
     if granted {
@@ -261,7 +261,7 @@ fn charge_then_allocate(model: &Model, slot: u32, granules: u32) -> bool {
     granted
 }
 
-/// The mutation: the limit is looked at once the driver has given.
+/// The mutation: the limit is checked after the driver has allocated.
 fn allocate_then_charge(model: &Model, slot: u32, granules: u32) -> bool {
     model.driver_allocates(granules);
     let granted = protocol::reserve(model, slot, granules, LIMIT).is_ok();

@@ -22,12 +22,12 @@ fn slice(limit: u64) -> (tempfile::TempDir, CString) {
     (dir, path)
 }
 
-/// What the living hold, as the agent sees it.
+/// The memory of live processes, as the agent sees it.
 fn used(dir: &Path) -> u64 {
     Observer::open(dir).unwrap().snapshot().unwrap().gpus[0].used_bytes() / GRANULE_BYTES
 }
 
-/// What is charged, to the living and the dead.
+/// The charge of live and dead processes.
 fn charged(dir: &CString) -> u64 {
     Ledger::open(dir).unwrap().used(0).into()
 }
@@ -94,7 +94,7 @@ impl Numbers {
     }
 }
 
-/// Takes and gives for ever; `progress` counts.
+/// Takes and gives forever; `progress` counts.
 fn work(dir: &CString, seed: u64, progress: &AtomicU64) {
     let Ok(attachment) = Attachment::new(dir) else { return };
     let Some(mut account) = attachment.account(0) else { return };
@@ -131,13 +131,13 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         }
         children[victim] = start(victim, round + 100);
     }
-    // Every one of them still gets on: nobody waits for the dead.
+    // Every one of them still gets on: no process waits for the dead.
     let before: Vec<u64> = progress.iter().map(|count| count.load(Ordering::Relaxed)).collect();
     std::thread::sleep(Duration::from_secs(1));
     for (index, count) in progress.iter().enumerate() {
         assert!(count.load(Ordering::Relaxed) > before[index], "process {index} hangs");
     }
-    // All stand still before the first dies: one that went on would return what the dead held.
+    // All are stopped before the first dies: a running one would return the memory of the dead.
     for &child in &children {
         stop(child);
     }

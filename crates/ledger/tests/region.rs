@@ -1,4 +1,4 @@
-//! The files: what the agent writes and reads, random use against a simple model, and bytes that nobody of us wrote.
+//! The files: what the agent writes and reads, random use against a simple model, and bytes that cantle did not write.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::ffi::CString;

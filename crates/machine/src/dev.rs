@@ -1,4 +1,4 @@
-//! `/dev` of the machine: the host's nodes without its own driver's, and the simulated driver's.
+//! `/dev` of the machine: the simulated driver's nodes in place of those of the host's driver.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -17,7 +17,7 @@ const MODE: u32 = 0o666;
 /// The mode of nodes of MIG instances: all users may read them.
 const CAPABILITY_MODE: u32 = 0o444;
 
-/// What the machine's nodes lead to.
+/// The target of the machine's nodes.
 pub(crate) enum Backing {
     /// A block device: its nodes are real ones, which container engines pass on and to which the kernel controls access.
     Device(u64),

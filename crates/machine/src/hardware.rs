@@ -1,5 +1,5 @@
-//! The simulated GPUs: made, described and asked by the simulated `libcuda.so.1`, which exports functions of its own for it.
-//! This crate can't depend on the one that builds it, which is a library for other programs to load.
+//! The simulated GPUs. The simulated `libcuda.so.1` creates, describes and queries them, through functions that it exports
+//! for this. This crate cannot depend on the crate that builds that library, so it loads it.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,7 +14,7 @@ type Create = unsafe extern "C" fn(*const c_char, *const c_char, *mut c_char, us
 type SetDriver = unsafe extern "C" fn(*const c_char, *const c_char) -> i32;
 type Json = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
 
-/// What an installed driver shows of its machine.
+/// The facts that an installed driver shows about its machine.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Hardware {
     /// The driver's version.
@@ -72,7 +72,8 @@ pub(crate) fn read(home: &Path, lib_dir: &Path) -> Result<Hardware> {
     serde_json::from_str(&json).map_err(|why| MachineError::Gpus(why.to_string()))
 }
 
-/// What the simulated driver of this machine holds, as JSON: the outside witness of every test (`cantle sim truth`).
+/// The allocations that the simulated driver of this machine has recorded, as JSON: the outside witness of every test
+/// (`cantle sim truth`).
 ///
 /// # Errors
 /// If this machine has no simulated GPUs.

@@ -1,4 +1,4 @@
-//! Where distributions and installers put the driver's files.
+//! The directories where distributions and installers put the driver's files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,11 +15,18 @@ pub enum Layout {
     DriverContainer,
     /// Windows' subsystem for Linux: `/usr/lib/wsl/lib`, and `/dev/dxg` is the only device node.
     Wsl,
+    /// Flatcar: `/opt/nvidia/current`, which the loader knows.
+    Flatcar,
+    /// Container-Optimized OS on GKE: `/home/kubernetes/bin/nvidia`, which the loader does not know.
+    Cos,
+    /// NixOS: `/run/opengl-driver`, which its programs know and the loader does not.
+    NixOs,
 }
 
 impl Layout {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Debian, Self::Rhel, Self::DriverContainer, Self::Wsl];
+    pub const ALL: [Self; 7] =
+        [Self::Debian, Self::Rhel, Self::DriverContainer, Self::Wsl, Self::Flatcar, Self::Cos, Self::NixOs];
 
     const fn name(self) -> &'static str {
         match self {
@@ -27,6 +34,9 @@ impl Layout {
             Self::Rhel => "rhel",
             Self::DriverContainer => "driver-container",
             Self::Wsl => "wsl",
+            Self::Flatcar => "flatcar",
+            Self::Cos => "cos",
+            Self::NixOs => "nixos",
         }
     }
 
@@ -38,6 +48,9 @@ impl Layout {
             Self::Rhel => "/usr/lib64".to_owned(),
             Self::DriverContainer => format!("/run/nvidia/driver/usr/lib/{arch}-linux-gnu"),
             Self::Wsl => "/usr/lib/wsl/lib".to_owned(),
+            Self::Flatcar => "/opt/nvidia/current/usr/lib64".to_owned(),
+            Self::Cos => "/home/kubernetes/bin/nvidia/lib64".to_owned(),
+            Self::NixOs => "/run/opengl-driver/lib".to_owned(),
         }
     }
 
@@ -46,7 +59,7 @@ impl Layout {
         match self {
             Self::Debian => Some("/usr/lib/i386-linux-gnu"),
             Self::Rhel => Some("/usr/lib"),
-            Self::DriverContainer | Self::Wsl => None,
+            Self::DriverContainer | Self::Wsl | Self::Flatcar | Self::Cos | Self::NixOs => None,
         }
     }
 
@@ -56,12 +69,15 @@ impl Layout {
             Self::Debian | Self::Rhel => "/usr/bin",
             Self::DriverContainer => "/run/nvidia/driver/usr/bin",
             Self::Wsl => "/usr/lib/wsl/lib",
+            Self::Flatcar => "/opt/nvidia/current/usr/bin",
+            Self::Cos => "/home/kubernetes/bin/nvidia/bin",
+            Self::NixOs => "/run/current-system/sw/bin",
         }
     }
 
     /// Whether the dynamic loader finds the libraries by itself.
     pub(crate) fn is_in_loader_cache(self) -> bool {
-        self != Self::DriverContainer
+        !matches!(self, Self::DriverContainer | Self::Cos | Self::NixOs)
     }
 }
 

@@ -1,6 +1,6 @@
-//! A machine with simulated GPUs, as an installed driver makes GPUs appear: libraries in the distribution's directories and in
-//! the loader's cache, nodes in `/dev`, `/proc/driver/nvidia`. All of it exists in a mount namespace only, and a
-//! program that runs there finds a machine with GPUs: no variable and no option says that they are simulated.
+//! A machine with simulated GPUs, with all that an installed driver brings: libraries in the distribution's directories and
+//! in the loader's cache, nodes in `/dev`, `/proc/driver/nvidia`. All of it exists in a mount namespace only. A program that
+//! runs there finds a machine with GPUs, and no variable or option shows that they are simulated.
 //!
 //! ```text
 //! <home>/state       the GPUs; what `/dev/nvidiactl` and all other nodes of the machine lead to
@@ -44,7 +44,7 @@ pub enum MachineError {
     #[error("simulated GPUs: {0}")]
     Gpus(String),
     #[error(
-        "\"{0}\" is not a driver that can be simulated; expected a version such as 550.163.01, from 470 on"
+        "\"{0}\" is not a driver that can be simulated; expected a version such as 580.95.05, from 470 on"
     )]
     Version(String),
     #[error("a machine with simulated GPUs needs root or user namespaces: {0}")]
@@ -55,16 +55,16 @@ pub enum MachineError {
 
 type Result<T> = std::result::Result<T, MachineError>;
 
-/// Which machine to enter.
+/// The machine to enter.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// Directory of its parts; a machine that exists there already is entered again.
     pub home: PathBuf,
     /// Its GPUs, e.g. `3xA100-40GB,1xT4-16GB`; none: those it has, or [`DEFAULT_GPUS`].
     pub gpus: Option<String>,
-    /// The driver's version; none: the one it has, or 550.163.01.
+    /// The driver's version; none: the one it has, or 580.95.05.
     pub driver: Option<String>,
-    /// Where the driver's files are.
+    /// The layout of the driver's files.
     pub layout: Layout,
     /// Directory with the simulated driver, below `sim`.
     pub lib_dir: PathBuf,
@@ -105,7 +105,7 @@ pub fn enter(machine: &Machine) -> Result<()> {
     device.map_or(Ok(()), inherit)
 }
 
-/// Makes the GPUs that were asked for. A machine in which no process runs any more may get others.
+/// Makes the GPUs that were requested. A machine in which no process runs any more may get others.
 fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
     let Machine { home, lib_dir, .. } = machine;
     let state = home.join("state");

@@ -26,6 +26,8 @@ const COMPANIONS: [(&str, &str); 7] = [
 /// Stand-ins for the CUDA runtime. No driver brings one; the machine has them for programs that would load NVIDIA's, which refuses a
 /// simulated driver.
 const RUNTIMES: [&str; 2] = ["libcudart.so.12", "libcudart.so.13"];
+/// The files that Linux' part of the driver opens in Windows' subsystem: a directory for each driver.
+const WSL_STORE: &str = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0";
 const CACHE: &str = "/etc/ld.so.cache";
 const CACHE_CONFIG: &str = "/etc/ld.so.conf";
 
@@ -80,26 +82,28 @@ fn put_directory(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
     }
     // The host's programs have their sockets there; an overlay would cut them off.
     if there == Path::new("/run") {
-        if let Err(why) = fs::create_dir_all("/run/nvidia") {
+        let Some(name) = target.components().nth(2) else { return Ok(()) };
+        let dir = there.join(name);
+        if let Err(why) = fs::create_dir_all(&dir) {
             if why.kind() != io::ErrorKind::PermissionDenied {
-                return step("make /run/nvidia", || Err(why));
+                return step(&format!("make {}", dir.display()), || Err(why));
             }
-            put_run(stage)?;
+            put_run(stage, &dir)?;
         }
-        return bind(&more.join("nvidia"), Path::new("/run/nvidia"));
+        return bind(&more.join(name), &dir);
     }
     stage.overlay(&more, &there)
 }
 
 /// A `/run` with a directory for the driver, for users who can't make one in the host's. Everything else in it is the host's.
-fn put_run(stage: &Stage) -> Result<()> {
+fn put_run(stage: &Stage, dir: &Path) -> Result<()> {
     let run = stage.directory("run")?;
     for entry in step("read /run", || fs::read_dir("/run"))? {
         let entry = step("read /run", || entry)?;
         mirror(&entry.path(), &run.join(entry.file_name()))?;
     }
-    step("make /run/nvidia", || {
-        fs::create_dir(run.join("nvidia"))?;
+    step(&format!("make {}", dir.display()), || {
+        fs::create_dir(run.join(dir.file_name().unwrap_or_default()))?;
         // Ordinary users can't make anything there.
         fs::set_permissions(&run, Permissions::from_mode(0o555))
     })?;
@@ -115,6 +119,7 @@ impl Files {
         let mut dirs = vec![self.layout.library_dir()];
         dirs.extend(self.layout.small_library_dir().map(str::to_owned));
         dirs.extend(Some(self.layout.program_dir().to_owned()).filter(|dir| !dirs.contains(dir)));
+        dirs.extend((self.layout == Layout::Wsl).then(|| WSL_STORE.to_owned()));
         // If one directory contains another, the outer one comes first.
         dirs.sort();
         dirs
@@ -152,6 +157,12 @@ impl Files {
             if soname != file {
                 symlink(&file, dir.join(soname))?;
             }
+        }
+        if self.layout == Layout::Wsl {
+            fs::write(dir.join("libdxcore.so"), empty_library("libdxcore.so", ElfClass::Own))?;
+            let store = files.below(WSL_STORE);
+            fs::create_dir_all(&store)?;
+            fs::write(store.join("nvlddmkm.sys"), "")?;
         }
         if let Some(small) = self.layout.small_library_dir() {
             let dir = files.below(small);

@@ -1,4 +1,4 @@
-//! A block device over the machine's state: its nodes can be passed to containers, and all of them share one memory.
+//! A block device over the machine's state. Containers can get its node, and all of them share one memory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -1,4 +1,4 @@
-//! The mount namespace, and for others than root the user namespace that allows it.
+//! Enters the mount namespace and, for ordinary users, the user namespace that allows it.
 
 use std::fs;
 use std::path::Path;

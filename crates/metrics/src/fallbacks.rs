@@ -1,12 +1,12 @@
-//! Quiet fall-backs: what a program assumes because it could not read what it was given. Each is counted, and worth one
-//! line in the log per distinct value: a poll that meets the same value every second must not fill the log.
+//! Quiet fall-backs: values that a program assumes because it could not read its input. Each is counted, and logged
+//! once per distinct value: a poll that meets the same value every second must not fill the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use crate::{Exposition, MetricKind, precise};
 
-/// What was assumed instead of what.
+/// The assumed value and the unreadable one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fallback {
     /// A task status that this version does not know: the task counts as `unknown`.
@@ -64,7 +64,7 @@ impl Fallbacks {
         count.values.len() < VALUES && !count.values.contains(value) && count.values.insert(value.to_owned())
     }
 
-    /// How often this one was counted.
+    /// The count of this one.
     #[must_use]
     pub fn times(&self, kind: Fallback) -> u64 {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

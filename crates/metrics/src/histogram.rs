@@ -1,4 +1,4 @@
-//! Counts in buckets.
+//! A histogram: counts in buckets.
 
 /// Counts of values in buckets.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,5 @@
-//! What `/metrics` is made of: Prometheus' text, histograms, counts of fall-backs. Each component chooses its names and labels
-//! (`docs/metrics.md` lists them).
+//! The building blocks of `/metrics`: Prometheus' text, histograms, counts of fall-backs. Each component chooses its names
+//! and labels (`docs/metrics.md` lists them).
 
 mod fallbacks;
 mod histogram;

@@ -1,4 +1,4 @@
-//! The labels of a slice's metrics: they join the agent's own figures with the server's.
+//! The labels of a slice's metrics. The agent and the server use the same ones, so that their figures can be joined.
 
 /// The task that holds the slice, and its GPU. Labels that NVIDIA's DCGM exporter has, too, carry its names.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! From a request to a profile.
+//! Finds the profile for a request.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::Table;
 pub struct Granted {
     /// Position of the profile in the table.
     pub profile: usize,
-    /// What was asked, in words.
+    /// The request, as text.
     pub asked: String,
     /// Name of the profile.
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Granted {
 }
 
 impl Granted {
-    /// What it counts against quotas: the part of the GPU's memory slices that it holds, not what was asked.
+    /// Its count against quotas: the part of the GPU's memory slices that it holds, not what was asked.
     #[must_use]
     pub fn milli(&self) -> Milli {
         Milli((self.size * 1000).div_ceil(self.units.max(1)))
@@ -49,7 +49,7 @@ pub enum MigError {
     /// An instance is always a part of one GPU.
     #[error("{0} GPUs cannot be one MIG instance; ask for 1 GPU, a part of one or a profile")]
     SeveralGpus(u32),
-    /// Instances that stand, and none that would do.
+    /// Fixed instances, and none that fits.
     #[error("no MIG instance given to this agent has {0} of {1} memory slices; it has {2}")]
     NoneSoLarge(u32, u32, String),
     /// Nothing to choose from.
@@ -61,8 +61,8 @@ pub enum MigError {
 ///
 /// A fraction gets the smallest profile with at least that part of the memory slices (0.375 of 8 is 3, so the 4 of
 /// `3g`), an amount of memory the smallest with at least that much, the fewer compute slices where two are equal; a
-/// whole GPU gets the profile that takes all of it. Profiles with extra engines only by name. Where instances are used as
-/// they stand ([`Table::fixed`]), one GPU means the largest of them.
+/// whole GPU gets the profile that takes all of it. Profiles with extra engines only by name. With fixed instances
+/// ([`Table::fixed`]), one GPU means the largest of them.
 ///
 /// # Errors
 /// Says what was asked and what the GPU has.

@@ -1,8 +1,9 @@
-//! MIG: which profile a request gets, and where its instance goes. Pure: everything about profiles is an argument,
-//! because NVML says what a GPU offers and it differs by GPU and by driver.
+//! MIG: chooses the profile for a request and the placement of its instance. Pure: the table of profiles is an
+//! argument, because it differs by GPU and by driver and NVML reports it.
 //!
-//! [`grant`] turns a request into a profile; [`Planner::decide`] finds the place that leaves the most room; among
-//! equals a free instance that is just right, then the fewest free ones to destroy. A busy instance is never touched.
+//! [`grant`] turns a request into a profile. [`Planner::decide`] finds the place that leaves the most room. Among equal
+//! places it prefers a free instance of the right profile, then the place with the fewest free instances to destroy. It
+//! never touches a busy instance.
 
 mod grant;
 mod optimum;

@@ -1,5 +1,5 @@
-//! The best that can be done on one GPU: the placement that accepts the most work in the long run, when tasks come and go at
-//! random (Poisson arrivals, exponential times) and everything that fits is accepted.
+//! The optimum on one GPU: the placement that accepts the most work in the long run, when tasks come and go at random
+//! (Poisson arrivals, exponential times) and everything that fits is accepted.
 //!
 //! The states are all sets of busy places, some hundreds; value iteration finds what each is worth (Puterman, "Markov
 //! Decision Processes", 1994, §8.5). Many GPUs have too many states; for them [`crate::Planner`] is close to it.
@@ -12,10 +12,10 @@ use crate::{Decision, GpuGeometry, Instance, PLANNED, Table};
 
 /// Value iteration ends when the accepted part is known this well.
 const ENOUGH: f64 = 1e-7;
-/// ... or after so many rounds.
+/// ... or after this number of rounds.
 const ROUNDS: usize = 100_000;
 
-/// Units of each busy instance, sorted. Which profile an instance has decides nothing else.
+/// Units of each busy instance, sorted. The profile of an instance decides nothing else.
 type Busy = Vec<u32>;
 
 /// All that can happen on one GPU, and what it is worth.
@@ -31,7 +31,7 @@ pub struct Optimum {
 /// States by number.
 #[derive(Clone, Debug)]
 struct Chain {
-    /// Profiles that are asked for, and how often in the mean time that a task runs.
+    /// Requested profiles, and the number of requests for each in the mean run time of a task.
     demand: Vec<(usize, f64)>,
     /// Compute slices of each.
     slices: Vec<f64>,
@@ -42,7 +42,7 @@ struct Chain {
 }
 
 impl Optimum {
-    /// The optimum for profiles asked for in these proportions, together so often that they would keep `load` of all
+    /// The optimum for profiles requested in these proportions, together so often that they would keep `load` of all
     /// compute slices busy. Profiles that the table doesn't have are left out.
     #[must_use]
     pub fn new(table: &Arc<Table>, demand: &[(String, f64)], load: f64) -> Self {
@@ -164,7 +164,7 @@ impl Chain {
         chain
     }
 
-    /// What each state is worth compared with the others, and the accepted part of the work.
+    /// The relative value of each state, and the accepted part of the work.
     fn solve(&self) -> (Vec<f64>, f64) {
         let most_busy = self.ends.iter().map(Vec::len).max().unwrap_or(0) as f64;
         let rate = most_busy + self.demand.iter().map(|(_, rate)| rate).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Places on one GPU: which are free, and what becomes of instances when one is taken or given back.
+//! Places on one GPU: which are free, and how taking or returning one changes the instances.
 
 use crate::{GpuGeometry, Instance};
 

@@ -1,5 +1,5 @@
-//! Where an instance goes. Instances can't be moved while somebody uses them, so every placement is there to stay: the
-//! one is chosen that leaves the most room (see `room`) for what may come. Measured in `tests/quality.rs`.
+//! Chooses the place of an instance. An instance cannot be moved while it is in use, so every placement is final. The
+//! planner chooses the one that leaves the most room (see `room`) for future requests. Measured in `tests/quality.rs`.
 
 use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
@@ -23,13 +23,13 @@ pub struct Instance {
 /// A GPU in MIG mode and its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuGeometry {
-    /// What it offers.
+    /// Its offers.
     pub table: Arc<Table>,
-    /// What it has.
+    /// Its instances.
     pub instances: Vec<Instance>,
 }
 
-/// What to do to get an instance.
+/// The steps to get an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Take the free instance with this id: it is just right.
@@ -44,7 +44,7 @@ pub enum Action {
     },
 }
 
-/// Where an instance goes.
+/// The placement of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Position of the GPU.
@@ -53,14 +53,14 @@ pub struct Decision {
     pub profile: usize,
     /// First unit of the place.
     pub start: u32,
-    /// How to get it.
+    /// The steps to get it.
     pub action: Action,
 }
 
-/// Decides where instances go, given how often each profile is asked for.
+/// Decides where instances go, given how often each profile is requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planner {
-    /// Names of profiles and how often each is asked for; a profile that is not named counts as 1 if none is, else 0.
+    /// Names of profiles and how often each is requested; a profile that is not named counts as 1 if none is, else 0.
     pub demand: Vec<(String, f64)>,
 }
 

@@ -1,30 +1,30 @@
-//! How much room a node has for what may come, and how much of it a placement would take.
+//! Measures the room that a node has for future requests, and how much of it a placement would take.
 //!
 //! For each profile, room is the number `K` of places for it on the whole node, and `K` places are worth `1 − 2^−K`:
-//! losing the last one costs far more than losing one of many. A place that busy instances are in the way of counts a
-//! little too, because they will leave: it is better to get in the way where others are already.
+//! losing the last one costs far more than losing one of many. A place that busy instances block counts a little too,
+//! because they will end: it is better to block a place that others block already.
 
 use std::collections::BTreeMap;
 
 use crate::{GpuGeometry, Table};
 
-/// How much a place counts for each busy instance in its way. Any value from 0.05 to 0.2 does as well.
+/// The factor of a place for each busy instance that blocks it. Any value from 0.05 to 0.2 does as well.
 const LEAVES: f64 = 0.125;
 
 /// Room of a node.
 pub(crate) struct Room {
-    /// For each GPU, its room for each profile that anybody asks for.
+    /// For each GPU, its room for each requested profile.
     gpus: Vec<Vec<Places>>,
 }
 
 /// Places for one profile on one GPU.
 struct Places {
     profile: usize,
-    /// What a place is worth: how often it is asked for, times its compute slices.
+    /// The value of a place: how often it is requested, times its compute slices.
     weight: f64,
     /// Units of each place, and how much it counts.
     counts: Vec<(u32, f64)>,
-    /// The most that there can be, whatever is free.
+    /// The maximum, independent of what is free.
     most: f64,
     /// Places on the whole node.
     on_node: f64,
@@ -62,7 +62,7 @@ impl Places {
 }
 
 impl Room {
-    /// Room on `gpus` when profiles are asked for as often as `weight` says of their names. Free instances are room.
+    /// Room on `gpus` when profiles are requested with the frequency `weight` of their names. Free instances are room.
     pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(&str) -> f64) -> Self {
         let mut on_node: BTreeMap<&str, f64> = BTreeMap::new();
         let mut rooms = Vec::with_capacity(gpus.len());
@@ -83,8 +83,8 @@ impl Room {
         Self { gpus: rooms }
     }
 
-    /// How many instances of `profile` would fit into the places that one on `units` of the GPU at `gpu` gets in the way of:
-    /// where a place is lost, as many as possible should share it.
+    /// The number of instances of `profile` that would fit into the places which an instance on `units` of the GPU at `gpu`
+    /// blocks: where a place is lost, as many as possible should share it.
     pub(crate) fn company(&self, gpu: usize, table: &Table, profile: usize, units: u32) -> usize {
         let lost =
             self.gpus[gpu].iter().flat_map(|places| &places.counts).filter(|(place, _)| place & units != 0);

@@ -1,4 +1,4 @@
-//! What a GPU offers, as NVML says.
+//! The profiles and placements that a GPU offers, as NVML reports them.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ pub struct Table {
     pub units: u32,
     /// Its profiles.
     pub profiles: Vec<Profile>,
-    /// These instances stand and no other is made: their profiles are all there is, their places all starts.
+    /// These instances are fixed, and no other is created: their profiles are all there is, their places all starts.
     #[serde(default)]
     pub fixed: bool,
 }
@@ -67,8 +67,8 @@ impl Table {
         self.profiles.iter().position(|profile| profile.name == name)
     }
 
-    /// The engines that the GPU has, as far as the profiles tell: as many of each kind as the profile with the most. Of a kind of
-    /// which that can't be all, because as many plain instances as there may be have more, there is no limit known.
+    /// The engines of the GPU, derived from its profiles: of each kind, the number in the profile with the most. If the largest
+    /// number of plain instances has more than that, the limit of this kind is unknown.
     #[must_use]
     pub fn engines(&self) -> Engines {
         let limit = |kind: usize| {
@@ -96,7 +96,7 @@ impl Table {
         mask(start, self.profiles[profile].size)
     }
 
-    /// What is left of it if the instances at these places (id of the profile, first unit) are used as they are.
+    /// The table for fixed instances at these places (id of the profile, first unit).
     #[must_use]
     pub fn of_fixed(&self, places: &[(u32, u32)]) -> Self {
         let standing = |profile: &Profile| {
@@ -108,13 +108,13 @@ impl Table {
         Self { units: self.units, profiles: self.profiles.iter().filter_map(standing).collect(), fixed: true }
     }
 
-    /// Positions of the profiles that are chosen by size: the plain ones; of instances that stand, all.
+    /// Positions of the profiles that are chosen by size: the plain ones; of fixed instances, all.
     pub(crate) fn plain(&self) -> impl Iterator<Item = usize> + '_ {
         let chosen = |(_, profile): &(usize, &Profile)| self.fixed || profile.is_plain();
         self.profiles.iter().enumerate().filter(chosen).map(|(at, _)| at)
     }
 
-    /// Units that one GPU means: all; of instances that stand, the largest of them.
+    /// Units that one GPU means: all; of fixed instances, the largest one.
     pub(crate) fn whole(&self) -> u32 {
         let largest = || self.profiles.iter().map(|profile| profile.size).max().unwrap_or(self.units);
         if self.fixed { largest() } else { self.units }

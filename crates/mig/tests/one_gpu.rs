@@ -19,7 +19,7 @@ fn free_starts(gpu: &GpuGeometry, name: &str) -> impl Iterator<Item = u32> {
     starts.into_iter().filter(move |start| gpu.has_place(profile, Some(*start)))
 }
 
-/// Erlang's loss formula: the part that is lost of `load` (in servers) on so many servers.
+/// Erlang's loss formula: the part that is lost of `load` (in servers) on this number of servers.
 fn erlang_b(servers: u32, load: f64) -> f64 {
     (1..=servers).fold(1.0, |lost, n| load * lost / (f64::from(n) + load * lost))
 }

@@ -1,5 +1,5 @@
-//! How well instances are placed: 100,000 arrivals on 8 GPUs of each family, nothing busy touched, nothing feasible
-//! refused; and the part of offered work that is accepted, beside simpler rules.
+//! The quality of placements: 100,000 arrivals on 8 GPUs of each family, nothing busy touched, nothing feasible
+//! refused; and the part of offered work that is accepted, compared with simpler rules.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod tables;

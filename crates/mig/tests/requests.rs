@@ -1,4 +1,4 @@
-//! Which profile each request gets, on every GPU family.
+//! The profile that each request gets, on every GPU family.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod tables;

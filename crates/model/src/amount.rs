@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Memory of a slice is given out in this unit: 2 MiB, the driver's own physical granularity.
+/// Memory of a slice is allocated in this unit: 2 MiB, the driver's own physical granularity.
 pub const GRANULE_BYTES: u64 = 2 * 1024 * 1024;
 
 /// The largest multiple of [`GRANULE_BYTES`] that is at most `bytes`.
@@ -153,7 +153,7 @@ pub enum AmountError {
     /// More than three digits after the point.
     #[error("\"{0}\" is finer than a thousandth of a GPU; the smallest step is 0.001")]
     TooFine(String),
-    /// A number without a unit says nothing.
+    /// A number without a unit is ambiguous.
     #[error("\"{0}\" has no unit; write {0}G (10^9 bytes each) or {0}Gi (2^30 bytes each)")]
     NoUnit(String),
     /// Not a quantity at all.

@@ -1,4 +1,4 @@
-//! What a task that runs as root must not be able to do, or the mounts in its way would be its own to undo.
+//! The capabilities that a task running as root must not have, because it could undo the mounts that confine it.
 
 /// Undo mounts or enter other namespaces; read and write the memory of processes outside (and through `/proc/<pid>/root`
 /// their files); load code into the kernel; reach files by handle, past the mounts.

@@ -1,4 +1,4 @@
-//! How a GPU's compute time is divided, and what a slice is entitled to.
+//! The modes of dividing a GPU's compute time, and a slice's share of it.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GpuRequest, Milli, Slice};
 
-/// How compute time of a shared GPU is divided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The division of a shared GPU's compute time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeMode {
-    /// The driver's own time-slicing: equal among those who are busy.
+    /// The driver's own time-slicing: equal among the busy ones.
     #[default]
     Even,
     /// By weight of the slice; idle time is lent.
@@ -64,12 +64,12 @@ impl fmt::Display for ComputeMode {
     }
 }
 
-/// What a task asks for of its GPU's compute time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A task's request for its GPU's compute time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ComputeRequest {
-    /// How it is divided.
+    /// The mode of division.
     pub mode: ComputeMode,
-    /// The part to be had when others compete; the slice's fraction if none is given.
+    /// The part when others compete; the slice's fraction if none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<Milli>,
     /// The part that is never exceeded.
@@ -77,7 +77,7 @@ pub struct ComputeRequest {
     pub limit: Option<Milli>,
 }
 
-/// What a slice is entitled to of its GPU's compute time. A slice without one has the driver's equal part.
+/// A slice's share of its GPU's compute time. A slice without one has the driver's equal part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeShare {
     /// Fair or strict.
@@ -116,7 +116,7 @@ impl ComputeRequest {
     /// greater of the two.
     ///
     /// # Errors
-    /// [`ComputeError`] says what contradicts what.
+    /// [`ComputeError`] names the contradiction.
     pub fn check(&self, request: &GpuRequest) -> Result<(), ComputeError> {
         if !self.is_enforced() {
             return match (self.request, self.limit) {
@@ -143,7 +143,7 @@ impl ComputeRequest {
         }
     }
 
-    /// What it means for the slices that a task got; none if it is the driver's division.
+    /// Its terms for the slices that a task got; none for the driver's division.
     ///
     /// # Errors
     /// [`ComputeError`] if it can't be kept there.
@@ -161,7 +161,7 @@ impl ComputeRequest {
     }
 
     /// A slice is promised no more compute than it counts, so that a GPU is never promised more than once. The scheduler makes a slice
-    /// count as much as its request ([`Self::named_part`]) unless its queue says what slices are.
+    /// count as much as its request ([`Self::named_part`]) unless its queue fixes the size of slices.
     fn share(&self, slice: Milli) -> Result<ComputeShare, ComputeError> {
         let request = self.request.unwrap_or(slice);
         if request > slice {
@@ -218,9 +218,9 @@ pub enum ComputeError {
         "the compute request {request} is above the slice's part of the GPU, {slice}, which the queue gives; ask for at most {slice}"
     )]
     AboveSlice {
-        /// What was asked for.
+        /// The request.
         request: Milli,
-        /// What the slice is.
+        /// The slice.
         slice: Milli,
     },
     /// On a MIG instance.
@@ -233,17 +233,17 @@ pub enum ComputeError {
         "--compute {mode} is available for one GPU only, not for {count}; without it the driver divides the time"
     )]
     SeveralGpus {
-        /// What was asked for.
+        /// The request.
         mode: ComputeMode,
         /// On how many.
         count: u32,
     },
-    /// Where nothing would enforce it.
+    /// Nothing would enforce it there.
     #[error(
         "--compute {mode} cannot be kept by {what}; run the task by mount namespace (as root) or in a container of cantle's"
     )]
     Unenforceable {
-        /// What was asked for.
+        /// The request.
         mode: ComputeMode,
         /// What can't keep it.
         what: String,

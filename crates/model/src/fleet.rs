@@ -1,5 +1,5 @@
-//! What is under quotas, anywhere: what a planner has to know beside its own GPUs. Answered by the server, read by agents and by
-//! the controller of a cluster's queues.
+//! The use under quotas in the whole fleet: what a planner has to know in addition to its own GPUs. The server answers it;
+//! agents and the queues controller read it.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cause, ProjectQuota};
 
-/// What a project is granted.
+/// The quota of a project.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaView {
-    /// Name of the project. What is granted to `a` holds for `a/b` and `a/c` together.
+    /// Name of the project. The quota of `a` holds for `a/b` and `a/c` together.
     pub project: String,
-    /// What it is granted.
+    /// Its quota.
     #[serde(flatten)]
     pub quota: ProjectQuota,
 }
 
-/// Answer of `cantle.get_fleet`; empty as long as no project has a quota.
+/// Answer of `cantle.get_fleet`; empty as long as no project has a quota and no user has reached a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fleet {
@@ -27,7 +27,7 @@ pub struct Fleet {
     pub other_gpus_milli: u64,
     /// Tasks that hold something on the agent's node.
     pub held: Vec<HeldTask>,
-    /// What is held on other nodes, in sums.
+    /// The holdings on other nodes, in sums.
     pub elsewhere: Vec<HeldElsewhere>,
     /// Tasks that wait in the agent's queues: the first ones of each project, in order.
     pub waiting: Vec<WaitingTask>,
@@ -36,11 +36,14 @@ pub struct Fleet {
     /// By project: its past use, those below it included, in millionths of what there is. Empty if past use does not count.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub usage_ppm: BTreeMap<String, u32>,
-    /// How strongly past use counts against a project, in percent.
+    /// The weight of past use against a project, in percent.
     pub usage_weight_percent: u32,
+    /// Waiting tasks that may not start now: their users hold what they may. Also where no project has a quota.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub held_back: Vec<String>,
 }
 
-/// What some tasks of one project hold together on other nodes.
+/// The holdings of some tasks of one project on other nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeldElsewhere {
@@ -122,7 +125,7 @@ pub struct Victim {
     pub cause: Cause,
 }
 
-/// What a task says itself about what counts under quotas.
+/// A task's own statement of its count under quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskTerms {
     /// CPU that it is counted with, in thousandths of a core.

@@ -1,4 +1,4 @@
-//! A part of one GPU, as fine as anybody in the field writes it.
+//! A fraction of one GPU, as fine as other systems in the field write it.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ impl Fraction {
 
     /// The memory that this part of a GPU of `total_bytes` may hold: `⌊part · total⌋`, rounded down to whole granules.
     ///
-    /// A whole GPU keeps its exact total: there is nobody to share the last partial granule with.
+    /// A whole GPU keeps its exact total: there is no neighbor to share the last partial granule with.
     #[must_use]
     pub fn of_bytes(self, total_bytes: u64) -> u64 {
         if self >= Self::ONE {

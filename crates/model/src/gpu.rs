@@ -21,11 +21,11 @@ impl From<&str> for GpuUuid {
     }
 }
 
-/// How a GPU is used at the moment.
+/// The present mode of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuMode {
-    /// Nobody holds a part of it.
+    /// No task holds a part of it.
     Idle,
     /// Cut into memory slices.
     Shared,
@@ -38,7 +38,7 @@ pub enum GpuMode {
 /// A GPU of a node, read from the driver at start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Its name for ever.
+    /// Its permanent name.
     pub uuid: GpuUuid,
     /// NVML index on its node, for people; never a key.
     pub index: u32,

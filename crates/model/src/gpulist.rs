@@ -16,7 +16,7 @@ pub enum GpuList {
     Instances(Vec<MigName>),
 }
 
-/// What people call a MIG instance.
+/// The name of a MIG instance for people.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigName {
     /// `0:1`: index of the GPU, and number of the MIG device on it, both as `nvidia-smi -L` counts them.
@@ -26,7 +26,7 @@ pub enum MigName {
         /// Number of the device.
         device: u32,
     },
-    /// `MIG-…`, its name for ever.
+    /// `MIG-…`, its permanent name.
     Uuid(String),
 }
 

@@ -1,4 +1,4 @@
-//! Identifiers. All are opaque text made elsewhere (ClearML's ids are 32 hex digits); the types keep them apart.
+//! Identifiers. All are opaque text from elsewhere (ClearML's ids are 32 hex digits); the types prevent mixing them up.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Who holds what: a slice has one owner at a time, the lease.
+//! Leases: the record that a slice is held, by which owner, and for how long. A slice has one lease at a time.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ impl Slice {
     }
 }
 
-/// Who keeps a lease alive: a process, named so that a reused pid is not mistaken for it.
+/// What keeps a lease alive: a process, named so that a reused pid is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// Process id on the node.
@@ -37,7 +37,7 @@ pub struct Holder {
     pub start_ticks: u64,
 }
 
-/// What keeps a task to its slices.
+/// The backend that enforces a task's slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Enforcement {
@@ -71,7 +71,7 @@ pub struct Lease {
     pub id: LeaseId,
     /// The task it was given to.
     pub task: TaskId,
-    /// What people call the task.
+    /// The task's name for people.
     #[serde(default)]
     pub name: String,
     /// The queue the task came from; none for `cantle run`.
@@ -87,17 +87,17 @@ pub struct Lease {
     /// First process of the task, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<Holder>,
-    /// Whoever gave it takes it back, whether or not a process of it lives: what a cluster's claim got stands until the
-    /// cluster says that the claim has ended.
+    /// The owner that gave it takes it back, whether or not a process of it lives: the slice of a cluster's claim stays
+    /// until the cluster ends the claim.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept: bool,
-    /// What keeps the task to its slices, once started.
+    /// The backend that enforces the task's slices, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
-    /// What its slice is entitled to of the GPU's compute time; none for the driver's equal part.
+    /// Its slice's share of the GPU's compute time; none for the driver's equal part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<ComputeShare>,
-    /// The directory of the task's control group, once started: whoever is in it is the task.
+    /// The directory of the task's control group, once started: its members are the processes of the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
 }

@@ -1,7 +1,9 @@
-//! What cantle talks about: GPUs, amounts, requests, slices, queues, tasks. Types, parsing, validation. No IO.
+//! The types that all parts of cantle share: GPUs, amounts, requests, slices, queues, tasks; with parsing and
+//! validation. No IO.
 //!
-//! Fractions, `4G`, whole GPUs and MIG profiles are *requests* ([`GpuRequest`]); they become [`Slice`]s in one place
-//! ([`GpuRequest::share_of`] for shared GPUs, the `mig` room for MIG GPUs) and everything downstream counts slices.
+//! Fractions, `4G`, whole GPUs and MIG profiles are *requests* ([`GpuRequest`]). They become [`Slice`]s in one place
+//! ([`GpuRequest::share_of`] for shared GPUs, the crate `cantle-mig` for GPUs in MIG mode). Everything downstream
+//! counts slices.
 
 mod amount;
 mod capability;
@@ -16,6 +18,7 @@ mod queue;
 mod quota;
 mod request;
 mod task;
+mod user_limits;
 
 pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted, whole_granules};
 pub use capability::{WITHHELD_CAPABILITIES, is_withheld};
@@ -30,3 +33,4 @@ pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
 pub use request::{GpuRequest, Isolation, RequestError, Share};
 pub use task::TaskStatus;
+pub use user_limits::UserLimits;

@@ -7,7 +7,7 @@ use crate::{GpuRequest, Milli};
 /// Step of a fraction in a queue specification, in thousandths: an eighth of a GPU.
 const STEP: u32 = 125;
 
-/// What a task from a queue gets.
+/// The slice of a task from a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueWant {
@@ -15,14 +15,14 @@ pub enum QueueWant {
     Fixed(GpuRequest),
     /// As many whole GPUs as are free, from `min` to `max`.
     Range {
-        /// At least so many.
+        /// The minimum.
         min: u32,
-        /// At most so many.
+        /// The maximum.
         max: u32,
     },
-    /// What the task itself asks for; one whole GPU if it doesn't say.
+    /// The task's own request; one whole GPU without one.
     Task,
-    /// No GPU, whatever the task asks for.
+    /// No GPU, for any request of the task.
     None,
 }
 
@@ -38,7 +38,7 @@ impl QueueWant {
         }
     }
 
-    /// What a task of this queue asks for, given its own wish; nothing if it gets no GPU.
+    /// The request of a task of this queue, given its own request; none if it gets no GPU.
     #[must_use]
     pub fn request_for(&self, own: Option<&GpuRequest>) -> Option<GpuRequest> {
         match self {
@@ -55,7 +55,7 @@ impl QueueWant {
 pub struct QueueSpec {
     /// Queue name or id.
     pub name: String,
-    /// What its tasks get.
+    /// The slice of its tasks.
     pub want: QueueWant,
 }
 

@@ -1,4 +1,4 @@
-//! Quotas: what a project may have of each resource.
+//! Quotas: how much of each resource a project may have.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Milli, counted};
 
-/// What quotas are counted in.
+/// The resources that quotas count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resource {
@@ -68,7 +68,7 @@ impl Amounts {
     }
 }
 
-/// What a project may have of one resource, in the unit of that [`Resource`].
+/// A project's quota of one resource, in the unit of that [`Resource`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
     /// Guaranteed: lent to others while unused, taken back when needed. `None`: as much as there is.
@@ -77,7 +77,7 @@ pub struct Quota {
     /// Never more than this. `None`: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// Part of what is left over, beside the weights of the siblings. 0: nothing.
+    /// Weight in the division of what is left over, relative to its siblings. 0: nothing.
     #[serde(default = "one")]
     pub weight: u32,
 }
@@ -177,7 +177,7 @@ impl fmt::Display for ProjectQuota {
 /// Why a quota can't be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
-    /// What is guaranteed could never be had.
+    /// The guaranteed amount could never be allocated.
     #[error(
         "the limit of {} is below the quota of {}; raise the limit or lower the quota",
         resource.text(*limit), resource.text(*deserved)

@@ -1,4 +1,4 @@
-//! What a task asks for, and what that means on a GPU.
+//! A task's request, and what it becomes on a GPU.
 
 use std::fmt;
 
@@ -57,7 +57,7 @@ impl GpuRequest {
         }
     }
 
-    /// How many GPUs it touches.
+    /// The number of its GPUs.
     #[must_use]
     pub const fn gpus(&self) -> u32 {
         match self {
@@ -66,11 +66,11 @@ impl GpuRequest {
         }
     }
 
-    /// What the request takes of one shared (non-MIG) GPU of `memory_bytes`; `None` if such a GPU can't serve it
+    /// The share of one GPU without MIG of `memory_bytes` that the request takes; `None` if such a GPU can't serve it
     /// (too little memory, or a MIG profile). The one place where requests become amounts.
     ///
-    /// Bytes decide: a limit is what was asked for, rounded down to whole granules. What it counts follows from it
-    /// ([`Share::of`]), so that however a request is spelled, the same bytes are the same slice.
+    /// Bytes decide: a limit is the requested amount, rounded down to whole granules. Its count follows from it
+    /// ([`Share::of`]), so that the same bytes are the same slice in every spelling of a request.
     #[must_use]
     pub fn share_of(&self, memory_bytes: u64) -> Option<Share> {
         match self {
@@ -98,7 +98,7 @@ impl fmt::Display for GpuRequest {
     }
 }
 
-/// What a request takes of one shared GPU.
+/// The share of one GPU that a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Thousandths of the GPU it is counted as.
@@ -108,7 +108,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The same with at least this much of the GPU's compute time. What the slice counts covers both.
+    /// The same with at least this much of the GPU's compute time. The count of the slice covers both.
     #[must_use]
     pub fn with_compute(self, part: Option<Milli>) -> Self {
         Self { milli: part.map_or(self.milli, |part| self.milli.max(part)), ..self }
@@ -129,11 +129,11 @@ impl Share {
     }
 }
 
-/// What must keep the slice apart from its neighbors.
+/// The required isolation of the slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
-    /// Whatever the GPU offers.
+    /// Any isolation that the GPU offers.
     #[default]
     Any,
     /// A MIG instance only.

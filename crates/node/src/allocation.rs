@@ -1,10 +1,11 @@
-//! Allocations of a cluster's scheduler: it decides on the GPU, and this node checks the decision and makes the slice.
+//! Allocations of a cluster's scheduler: the scheduler chooses the GPU, and this node checks the choice and creates the
+//! slice.
 //!
 //! Their leases are in the same store as those of `cantle run` and the agent. The lease is the checkpoint: it is on disk
 //! before the hardware is touched, and its name is the claim's, so that a repeated request finds what exists already.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_decide::Offer;
@@ -12,14 +13,15 @@ use cantle_driver::{Activation, Driver, DriverError, Installation};
 use cantle_ledger::host::LIMITS_FILE;
 use cantle_mig::{Table, grant};
 use cantle_model::{
-    Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, MigInstance, QueueSpec, QueueWant, Slice,
-    TaskId,
+    ComputeRequest, Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, MigInstance, QueueSpec,
+    QueueWant, Slice, TaskId,
 };
-use cantle_runtime::{BackendChoice, Command, cdi::Edits, slice_edits};
+use cantle_runtime::{BackendChoice, MachineRoot};
 use cantle_sched::{Host, Start, Waiting};
 use tokio::time::Instant;
 
 use crate::clock::now_ms;
+use crate::compute::ComputeArbiter;
 use crate::driver_files::DriverFiles;
 use crate::launch::{Launcher, new_lease};
 use crate::members::Members;
@@ -30,7 +32,9 @@ use crate::watchdog::{Finding, Watchdog};
 use crate::{NodeError, capacity};
 use cantle_runtime::files::{self, Durability};
 
-/// What the scheduler's decision is called where a plan is checked.
+mod host_paths;
+
+/// The name of the scheduler's decision where a plan is checked.
 const HERE: &str = "here";
 
 /// A decision of a cluster's scheduler for one task, which this node carries out.
@@ -40,15 +44,17 @@ pub struct Allocation {
     pub lease: LeaseId,
     /// The task.
     pub task: TaskId,
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// What it gets of each GPU.
+    /// Its part of each GPU.
     pub request: GpuRequest,
-    /// Where its slices are, at most one on each GPU.
+    /// Its share of the GPU's compute time.
+    pub compute: ComputeRequest,
+    /// Its slices, at most one on each GPU.
     pub placements: Vec<SlicePlacement>,
 }
 
-/// Where a slice is.
+/// The place of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePlacement {
     /// The GPU.
@@ -57,7 +63,7 @@ pub struct SlicePlacement {
     pub start: Option<u32>,
 }
 
-/// Which GPUs are put into MIG mode at the start.
+/// The GPUs that are put into MIG mode at the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MigAtStart {
     /// None: each stays in the mode that it has.
@@ -75,7 +81,7 @@ pub struct AllocatableGpus {
     node: NodeStore,
     launcher: Launcher,
     gpus: Vec<Gpu>,
-    /// What was to be had of each GPU when it last answered.
+    /// The capacity of each GPU when it last answered.
     known: Mutex<BTreeMap<GpuUuid, Offer>>,
     /// GPUs that can't be put into MIG mode without their administrator.
     no_mig: Mutex<BTreeSet<GpuUuid>>,
@@ -83,6 +89,13 @@ pub struct AllocatableGpus {
     meter: Mutex<UsageMeter>,
     stages: Stages,
     copies: Option<DriverFiles>,
+    cover: Option<PathBuf>,
+    /// The root in which the container engine looks for the files that it mounts.
+    engine: MachineRoot,
+    /// Why no GPU was offered when that was last checked.
+    unoffered: Mutex<Option<String>>,
+    /// Opens and closes the gates of slices with a share of compute time.
+    _compute: ComputeArbiter,
 }
 
 impl AllocatableGpus {
@@ -130,6 +143,7 @@ impl AllocatableGpus {
         // Out of MIG mode is where a context can be measured.
         launcher.measure(driver.as_ref(), &gpus)?;
         let opened = Self {
+            _compute: ComputeArbiter::start(&node),
             driver,
             node,
             launcher,
@@ -140,6 +154,9 @@ impl AllocatableGpus {
             meter: Mutex::default(),
             stages: Stages::default(),
             copies,
+            cover: None,
+            engine: MachineRoot::own().map_err(NodeError::NodeUnseen)?,
+            unoffered: Mutex::default(),
         };
         if *mig == MigAtStart::AllThatCan {
             opened.turn_mig_on()?;
@@ -147,11 +164,29 @@ impl AllocatableGpus {
         Ok(opened)
     }
 
-    /// What can be had of each GPU; of one that is lost, what could be had when it last answered.
+    /// Lets engines cover what images have of the driver's libraries, by this program: ours, at a path of the node.
+    #[must_use]
+    pub fn covering_images(mut self, program: Option<PathBuf>) -> Self {
+        self.cover = program;
+        self
+    }
+
+    /// Lets this engine's root decide which paths there are: that of a pod's node is not the pod's.
+    #[must_use]
+    pub fn mounted_by(mut self, engine: MachineRoot) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The capacity of each GPU; none if the node lacks files of a slice; for a lost GPU, the capacity when it last
+    /// answered.
     ///
     /// # Errors
     /// If a file can't be read or written.
     pub fn offers(&self) -> Result<Vec<Offer>, NodeError> {
+        if !self.has_files() {
+            return Ok(Vec::new());
+        }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for gpu in &self.gpus {
             let before = known.get_mut(&gpu.uuid);
@@ -168,7 +203,7 @@ impl AllocatableGpus {
                         tracing::warn!(gpu = gpu.index, %error, "GPU lost");
                         before.closed = true;
                     }
-                    None => tracing::warn!(gpu = gpu.index, %error, "GPU left out"),
+                    None => tracing::warn!(gpu = gpu.index, %error, "GPU is not used"),
                 },
                 Err(error) => return Err(error),
             }
@@ -194,7 +229,7 @@ impl AllocatableGpus {
             }
             match turn_on(self.driver.as_ref(), &mut [gpu.clone()], &GpuList::Indices(vec![gpu.index])) {
                 Err(why @ NodeError::MigMode { .. }) => {
-                    tracing::warn!(gpu = gpu.index, %why, "stays as it is");
+                    tracing::warn!(gpu = gpu.index, %why, "GPU keeps its mode");
                     no_mig.insert(gpu.uuid);
                 }
                 Ok(()) => tracing::info!(gpu = gpu.index, "serves MIG instances"),
@@ -208,7 +243,7 @@ impl AllocatableGpus {
         self.driver.memory(&gpu.uuid)?;
         let now = self.driver.mig_table(&gpu.uuid)?;
         let gpu = Gpu { mig: now.is_some(), ..gpu.clone() };
-        // Out of MIG mode a driver does not say what the GPU would offer in it, so it is written down.
+        // Outside of MIG mode a driver does not report the GPU's MIG profiles, so they are recorded.
         let path = self.node.mig_dir().join(format!("{}.table.json", gpu.uuid));
         let known: Option<Table> = files::read_json(&path)?;
         if now.is_some() && now != known {
@@ -221,8 +256,8 @@ impl AllocatableGpus {
     /// Carries a decision out, as far as that has not happened yet.
     ///
     /// # Errors
-    /// [`NodeError::NotFree`] if somebody else on this machine has what it takes; or the hardware fails. The lease stays on
-    /// disk: a repeated call completes it, [`Self::release`] removes it.
+    /// [`NodeError::NotFree`] if another program on this machine holds what it needs; or the hardware fails. The
+    /// lease stays on disk: a repeated call completes it, [`Self::release`] removes it.
     pub fn allocate(&self, allocation: &Allocation) -> Result<Lease, NodeError> {
         let known = self.node.lock()?.lease(&allocation.lease)?;
         let mut lease = match known {
@@ -243,25 +278,28 @@ impl AllocatableGpus {
             self.switch_mode(placement)?;
         }
         let locked = self.node.lock()?;
-        let slice = |placement: &SlicePlacement| self.slice(&allocation.request, placement);
+        let slice = |placement: &SlicePlacement| self.slice(allocation, placement);
         let slices: Vec<Slice> = allocation.placements.iter().map(slice).collect::<Result<_, _>>()?;
         self.check(&locked, allocation, &slices)?;
         let lease = Lease {
             id: allocation.lease.clone(),
             kept: true,
             enforcement: Some(Enforcement::Container),
+            compute: allocation.compute.share_of(&slices)?,
             ..new_lease(allocation.task.clone(), allocation.name.clone(), None, slices)
         };
         locked.put(&lease)?;
         Ok(lease)
     }
 
-    fn slice(&self, request: &GpuRequest, placement: &SlicePlacement) -> Result<Slice, NodeError> {
+    fn slice(&self, allocation: &Allocation, placement: &SlicePlacement) -> Result<Slice, NodeError> {
+        let request = &allocation.request;
         let gpu = self.gpu(&placement.gpu)?;
         let not_free = |why: String| NodeError::not_free(format!("GPU {}: {why}", gpu.index));
         let Some(start) = placement.start else {
             let share = request.share_of(gpu.memory_bytes);
             let share = share.ok_or_else(|| not_free(format!("it cannot give {request}")))?;
+            let share = share.with_compute(allocation.compute.named_part());
             let (milli, memory_limit_bytes) = (share.milli, share.memory_limit_bytes);
             return Ok(Slice { gpu: gpu.uuid.clone(), milli, memory_limit_bytes, mig: None });
         };
@@ -282,11 +320,12 @@ impl AllocatableGpus {
         })
     }
 
-    /// The cluster knows only what it has given out itself. What else runs here is counted here, by the same rules as
-    /// for every other plan.
+    /// The cluster knows only its own allocations. Everything else that runs here counts too, by the same rules as for
+    /// every other plan.
     fn check(&self, locked: &Locked<'_>, allocation: &Allocation, slices: &[Slice]) -> Result<(), NodeError> {
         let leases = locked.sweep()?;
         let mut waiting = Waiting::new(allocation.task.clone(), now_ms()).wanting(allocation.request.clone());
+        waiting.compute = allocation.compute;
         waiting.devices = u32::try_from(slices.len()).unwrap_or(u32::MAX);
         let spec = QueueSpec { name: HERE.to_owned(), want: QueueWant::Task };
         let world = capacity::describe(self.driver.as_ref(), locked.node(), HERE, &self.gpus, &leases);
@@ -336,25 +375,7 @@ impl AllocatableGpus {
         found.ok_or_else(|| DriverError::NoSuchGpu(uuid.clone()).into())
     }
 
-    /// What a container needs to have this slice.
-    ///
-    /// # Errors
-    /// If the driver can't say, or a file of it can't be copied.
-    pub fn edits(&self, lease: &Lease) -> Result<Edits, NodeError> {
-        let mut parts = self.driver.container_parts(&lease.slices)?;
-        let mut spec = self.launcher.spec(&self.node, lease, &Command::default());
-        if let Some(copies) = &self.copies {
-            let libraries = &mut spec.confinement.libraries;
-            let files =
-                [&mut libraries.cuda.real, &mut libraries.nvml.real].into_iter().chain(&mut parts.files);
-            for file in files {
-                *file = copies.copy_of(file)?;
-            }
-        }
-        Ok(slice_edits(&spec, &parts.devices, &parts.files))
-    }
-
-    /// The leases of all allocations that were not released, whichever process made them.
+    /// The leases of all allocations that were not released, of all processes.
     ///
     /// # Errors
     /// Names the file that can't be read.
@@ -362,7 +383,7 @@ impl AllocatableGpus {
         Ok(self.node.leases()?.into_iter().filter(|lease| lease.kept).collect())
     }
 
-    /// What is used of the slices of [`AllocatableGpus::active`].
+    /// The use of the slices of [`AllocatableGpus::active`].
     ///
     /// # Errors
     /// Names the file that can't be read.
@@ -390,14 +411,14 @@ impl AllocatableGpus {
             self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
         }
         let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
-        // If they can't be read, those that were active at the last look.
+        // If they can't be read, those that were active at the last poll.
         let active = self.active().unwrap_or_else(|_| watchdog.kept());
         let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
         let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());
         let reports = findings.into_iter().filter_map(|(id, finding)| {
             let lease = active.iter().find(|lease| lease.id == id)?.clone();
             let what = match finding {
-                Finding::Suspect(why) | Finding::Unseen(why) => why,
+                Finding::Suspect(why) | Finding::Trouble(why) => why,
                 Finding::Guilty(why) => {
                     self.kill(&id, &active);
                     format!("killed: {why} (cantle explain watchdog-kill)")
@@ -408,12 +429,13 @@ impl AllocatableGpus {
         reports.collect()
     }
 
-    /// Kills the task's processes on GPUs; its container's restart policy says what happens then.
+    /// Kills the task's processes on GPUs; its container's restart policy decides what happens then.
     fn kill(&self, id: &LeaseId, active: &[Lease]) {
         let members = Members::of(&self.node, active);
         for gpu in &self.gpus {
             let processes = self.driver.processes(&gpu.uuid).unwrap_or_default();
-            let theirs = processes.iter().filter(|process| members.lease_of(process.pid) == Some(id));
+            let theirs =
+                processes.iter().filter(|process| members.lease_of(process.pid).as_ref() == Some(id));
             let holders = theirs.filter_map(|process| cantle_runtime::holder_of(process.pid));
             holders.for_each(|holder| cantle_runtime::end_now(&holder));
         }

@@ -1,4 +1,4 @@
-//! This node as the scheduler sees it: what the driver shows, minus what is leased, minus what others use.
+//! This node as the scheduler sees it: what the driver shows, minus the leases, minus what others use.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub fn describe(
     let neighbors = node.neighbors();
     let members = Members::of(node, leases).and(&neighbors);
     let offer = |gpu: &Gpu| {
-        // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
+        // A GPU that can't be queried now (lost, or the driver fails) gets nothing new; the others continue.
         offer(driver, node, gpu, (leases, &neighbors), &members).unwrap_or_else(|error| {
             tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
             Offer { closed: true, ..Offer::new(gpu.clone()) }
@@ -41,6 +41,7 @@ fn offer(
     members: &Members,
 ) -> Result<Offer, NodeError> {
     let mut offer = Offer::new(gpu.clone());
+    offer.closed = node.gpu_fault(&gpu.uuid).is_some();
     let geometry = mig::geometry(driver, node, gpu, leases, now_ms())?;
     offer.gpu.mig = geometry.is_some();
     match geometry {
@@ -60,7 +61,7 @@ fn foreign_bytes<'a>(
     members: &Members,
 ) -> Result<u64, DriverError> {
     let mut foreign = 0;
-    let mut held: BTreeMap<&LeaseId, Vec<ProcessMemory>> = BTreeMap::new();
+    let mut held: BTreeMap<LeaseId, Vec<ProcessMemory>> = BTreeMap::new();
     for process in driver.processes(&gpu.uuid)? {
         match (members.lease_of(process.pid), process.used_bytes) {
             (Some(lease), _) => held.entry(lease).or_default().push(process),

@@ -1,4 +1,4 @@
-//! The one place of a node that reads the clock.
+//! The only place of a node that reads the clock.
 
 /// Milliseconds since 1970.
 pub fn now_ms() -> i64 {

@@ -1,9 +1,9 @@
 //! Copies of the driver's files at a path that is the same for this process and for the node.
 //!
-//! What a container engine mounts is named by paths of the node. A node's pod has the driver from NVIDIA's container runtime, which puts
-//! the files where the pod's image has its libraries: a path that the node need not have, because its driver may be in a driver container
-//! (`/run/nvidia/driver`), in `/usr/lib64`, or below another root. A directory that pod and node have under the same name is
-//! right for all of them.
+//! A container engine mounts paths of the node. cantle's pod on the node gets the driver from NVIDIA's container runtime,
+//! which puts the files where the pod's image has its libraries. The node may not have that path, because its driver may be
+//! in a driver container (`/run/nvidia/driver`), in `/usr/lib64`, or below another root. A directory that has the same path
+//! in the pod and on the node works in all these cases.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -14,7 +14,7 @@ use cantle_driver::Driver;
 
 use crate::NodeError;
 
-/// Where the files of one driver are copied to.
+/// The directory for copies of one driver's files.
 #[derive(Debug)]
 pub(crate) struct DriverFiles {
     dir: PathBuf,
@@ -56,12 +56,16 @@ impl DriverFiles {
         Ok(())
     }
 
-    /// The copy of a file, made or brought up to date; of a link, the link beside the copy of its file.
+    /// The copy of a file, made or brought up to date; of a link, the link next to the copy of its file. A directory is not
+    /// copied: only Windows' subsystem for Linux has one, under the same name everywhere.
     ///
     /// # Errors
     /// If the file can't be read, or its copy can't be written.
     pub(crate) fn copy_of(&self, path: &Path) -> Result<PathBuf, NodeError> {
         let file = path.canonicalize().map_err(|error| NodeError::file(path, error))?;
+        if file.is_dir() {
+            return Ok(file);
+        }
         let (Some(name), Some(target)) = (path.file_name(), file.file_name()) else {
             return Err(NodeError::file(path, io::ErrorKind::InvalidFilename.into()));
         };

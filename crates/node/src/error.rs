@@ -1,4 +1,4 @@
-//! What can go wrong on a node, in one line each: what is wrong and what was given. [`NodeError::hints`] says what would help.
+//! The errors of a node, one line each: what is wrong and the value that was given. [`NodeError::hints`] has the remedies.
 
 use std::error::Error;
 use std::io;
@@ -51,7 +51,7 @@ pub enum NodeError {
     LostGpu {
         /// NVML index of the GPU.
         index: u32,
-        /// What NVML says.
+        /// The error of NVML.
         why: cantle_driver::DriverError,
     },
     /// `--gpus` names an instance that is not there.
@@ -70,7 +70,7 @@ pub enum NodeError {
     SharedInstance {
         /// As given.
         name: MigName,
-        /// How many share it.
+        /// The number of slices that share it.
         count: usize,
     },
     /// Several instances for one task.
@@ -94,13 +94,19 @@ pub enum NodeError {
     #[error("no room: {0}")]
     NoRoom(Box<Reason>),
     /// An allocation of a cluster that this node can't carry out.
-    #[error("the cluster gave out what is not free here: {why}")]
+    #[error("the cluster allocated a slice that is not free here: {why}")]
     NotFree {
         /// What is in the way.
         why: String,
-        /// The error that says so, if one does.
+        /// The underlying error, if there is one.
         source: Option<Box<dyn Error + Send + Sync>>,
     },
+    /// Host paths of a slice that the container engine would not find.
+    #[error("the node does not have what a pod with a slice gets: {}", cantle_runtime::listed(.0))]
+    NotOnNode(Vec<PathBuf>),
+    /// The node's files can't be checked.
+    #[error("cannot see the node's files: {0}")]
+    NodeUnseen(io::Error),
     /// A plan that must not be executed.
     #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
     Audit(#[from] cantle_decide::BrokenPlan),
@@ -109,10 +115,10 @@ pub enum NodeError {
     Task {
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
-    /// A placement for a MIG instance that a plan counted on can't be had now; another one may be.
+    /// The planned placement of a MIG instance is not available now; another one may be.
     #[error("MIG instance {profile} at {start} of GPU {index} cannot be had: {why}")]
     PlacementLost {
         /// Name of the profile.
@@ -167,7 +173,7 @@ impl NodeError {
         Self::NotFree { why: why.into(), source: None }
     }
 
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
@@ -181,6 +187,10 @@ impl NodeError {
             Self::NoInstance { .. } => "nvidia-smi -L lists them",
             Self::SharedInstance { .. } => "give instances of their own",
             Self::SeveralInstances { .. } => "add --dynamic-gpus to give each task one of them, or name one",
+            Self::NotOnNode(_) => {
+                "give --driver-files-dir a directory that the node has under the same path (docs/kubernetes.md)"
+            }
+            Self::NodeUnseen(_) => "the pod needs hostPID: true and root",
             Self::NoRoom(_) => "see cantle explain no-capacity",
             Self::Start(error) => return error.hint().map(str::to_owned).into_iter().collect(),
             _ => return Vec::new(),
@@ -202,6 +212,8 @@ impl NodeError {
             Self::NoRoom(_) => 6,
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu
+            | Self::NotOnNode(_)
+            | Self::NodeUnseen(_)
             | Self::LostGpu { .. }
             | Self::Driver(_)
             | Self::BadUuid(_)

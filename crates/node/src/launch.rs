@@ -1,4 +1,4 @@
-//! From a lease to a task that can be started: its accounting region, and what the runtime has to know.
+//! Prepares the start of a task from its lease: the accounting region, and the task's description for the runtime.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -10,14 +10,14 @@ use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
     Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
-    check_filters,
+    check_filters, filter_files,
 };
 
 use crate::NodeError;
 use crate::store::NodeStore;
 use crate::uuid::gpu_uuid_bytes;
 
-/// What every task of a node is started with.
+/// The settings with which every task of a node is started.
 #[derive(Debug)]
 pub struct Launcher {
     shim_dir: PathBuf,
@@ -27,13 +27,19 @@ pub struct Launcher {
     privileges: Privileges,
     /// The libraries as they were when they were found.
     installed: Vec<(PathBuf, Option<Identity>)>,
+    /// cantle's own as they were when they were checked: what has not changed is not read again.
+    filters: Vec<Option<Identity>>,
 }
 
-/// Which file a path leads to, and since when.
-type Identity = (u64, u64, i64);
+/// The identity of the file that a path leads to, and its modification time.
+type Identity = (u64, u64, i64, i64);
 
 fn identity(path: &Path) -> Option<Identity> {
-    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.mtime()))
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()))
+}
+
+fn filters(shim_dir: &Path) -> Vec<Option<Identity>> {
+    filter_files(shim_dir).map(|file| identity(&file)).collect()
 }
 
 impl Launcher {
@@ -46,6 +52,7 @@ impl Launcher {
         backend: BackendChoice,
     ) -> Result<Self, NodeError> {
         let shim_dir = lib_dir.join("shim");
+        let filters = filters(&shim_dir);
         check_filters(&shim_dir, false)?;
         let libraries = driver.libraries()?;
         let library =
@@ -54,6 +61,7 @@ impl Launcher {
         Ok(Self {
             installed: files.map(|file| (file.clone(), identity(file))).into(),
             shim_dir,
+            filters,
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
             backend,
@@ -61,13 +69,13 @@ impl Launcher {
         })
     }
 
-    /// What tasks may do beyond what their users may.
+    /// Extra privileges of tasks.
     #[must_use]
     pub fn with_privileges(self, privileges: Privileges) -> Self {
         Self { privileges, ..self }
     }
 
-    /// A library of the driver that is not what it was: another driver has been installed. What is started from now on would have the
+    /// A library of the driver that is not what it was: another driver has been installed. New tasks would have the
     /// libraries of one driver and the kernel modules of another.
     #[must_use]
     pub fn replaced_library(&self) -> Option<&Path> {
@@ -99,13 +107,17 @@ impl Launcher {
         gpus: &[Gpu],
     ) -> Result<(), NodeError> {
         let dir = node.slice_dir(&lease.id);
-        // Searchable by all: a task may change its user. The node directory decides who can reach it at all.
+        // Searchable by all: a task may change its user. The permissions of the node directory decide who can reach it
+        // at all.
         let made = DirBuilder::new().recursive(true).mode(0o755).create(&dir);
         made.map_err(|e| NodeError::file(&dir, e))?;
         if lease.slices.is_empty() {
             return Ok(());
         }
-        check_filters(&self.shim_dir, lease.compute.is_some())?;
+        // They may be replaced under a running agent.
+        if lease.compute.is_some() || filters(&self.shim_dir) != self.filters {
+            check_filters(&self.shim_dir, lease.compute.is_some())?;
+        }
         let limit = |slice: &Slice| -> Result<GpuLimit, NodeError> {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
             let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;
@@ -129,7 +141,7 @@ impl Launcher {
         Ok(host::create(&dir, &lease.id.0, &limits)?)
     }
 
-    /// What the runtime has to know to start `command` under `lease`.
+    /// The spec with which the runtime starts `command` under `lease`.
     pub fn spec(&self, node: &NodeStore, lease: &Lease, command: &Command) -> TaskSpec {
         TaskSpec {
             lease: lease.id.clone(),
@@ -159,7 +171,7 @@ pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<
     Lease { name, queue, placed_ms, ..Lease::new(id, task, slices, crate::own_holder()) }
 }
 
-/// How a slice is enforced, for people.
+/// The backend of a slice, as text.
 pub fn enforced_by(backend: &Backend) -> String {
     match backend {
         Backend::None => "nothing to enforce".to_owned(),

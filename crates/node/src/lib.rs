@@ -10,6 +10,7 @@ pub mod clock;
 mod compute;
 mod driver_files;
 mod error;
+mod health;
 mod launch;
 mod loaded;
 mod members;
@@ -27,10 +28,11 @@ pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
 pub use cantle_runtime::{Command, leave_terminal};
 pub use compute::{ComputeArbiter, ComputeUse, compute_use};
 pub use error::NodeError;
+pub use health::GpuFault;
 pub use launch::{Launcher, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
 pub use refusals::Refusals;
-pub use run_here::{Docker, RunRequest, run_docker, run_here};
+pub use run_here::{Docker, RunRequest, remembering, run_docker, run_here};
 pub use store::{GpuClaim, Locked, NodeStore, agents};
 pub use usage::SliceUsage;
 pub use uuid::gpu_uuid_bytes;
@@ -40,6 +42,6 @@ pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};
 #[must_use]
 pub fn own_holder() -> Holder {
     let pid = std::process::id();
-    // Without /proc holders can't be told apart. A start time that no process has makes this one count as dead: fail closed.
+    // Without /proc holders can't be distinguished. A start time that no process has makes this one count as dead: fail closed.
     cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
 }

@@ -1,14 +1,14 @@
-//! Which libcuda a process has loaded: an image may bring one along, which no filter covers.
+//! Finds the libcuda that a process has loaded: an image may contain a copy that no filter covers.
 
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Where a process of a task finds the filter or, through it, the driver.
+/// The paths at which a process of a task finds the filter or, through it, the driver.
 const COVERED: [&str; 6] = ["/usr/lib/", "/usr/lib64/", "/lib/", "/lib64/", "/run/cantle/", "/opt/cantle/"];
 
 /// The first libcuda of the process that is not where the filter is; `None` too if it can't be seen.
 pub(crate) fn other_libcuda(pid: u32) -> Option<String> {
-    of_maps(&fs::read_to_string(format!("/proc/{pid}/maps")).ok()?)
+    of_maps(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/maps")).ok()?))
 }
 
 fn of_maps(maps: &str) -> Option<String> {

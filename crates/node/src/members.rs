@@ -1,10 +1,12 @@
-//! Which lease a process belongs to, according to the kernel. What a process says about itself does not count.
+//! Finds the lease that a process belongs to, from what the kernel reports. What a process claims about itself does not
+//! count.
 //!
-//! A process is part of a task if it is in the task's control group, which it can't leave. Three hints are for tasks without one
-//! (an ordinary user's, where no group is delegated) and for containers of a cluster, whose group nobody has told us: it sees the
-//! task's accounting region as its own; another process of its container does; it descends from the task's first process or from
-//! the owner of the lease.
+//! A process is part of a task if it is in the task's control group, which it cannot leave. Some tasks have no group (an
+//! ordinary user's, where none is delegated), and the group of a cluster's container is not known here. For them there are
+//! three hints: the process sees the task's accounting region as its own; another process of its container does; or it
+//! descends from the task's first process or from the owner of the lease.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,26 +14,28 @@ use std::path::Path;
 
 use cantle_ledger::host::USAGE_FILE;
 use cantle_model::{Enforcement, Lease, LeaseId};
-use cantle_runtime::Cgroup;
+use cantle_runtime::{Cgroup, parent_of};
 
 use crate::store::NodeStore;
 
 /// Linux has no more pids, so no process has more ancestors.
 const DEPTH_MAX: usize = 1 << 22;
 
-/// Where a task behind mounts sees its region.
+/// The path at which a task behind mounts sees its region.
 const REGION: &str = "run/cantle/slice";
 
-/// Device and inode: a file whatever its path.
+/// Device and inode: a file independent of its path.
 type FileId = (u64, u64);
 
-/// What the processes of each lease have in common.
+/// The common properties of the processes of each lease.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     in_groups: BTreeMap<u32, LeaseId>,
     containers: BTreeSet<LeaseId>,
     regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
+    /// The result from the ancestors of a process. Siblings have the same ancestors, and are queried in the same scan.
+    descent: RefCell<BTreeMap<u32, Option<LeaseId>>>,
 }
 
 impl Members {
@@ -48,23 +52,22 @@ impl Members {
             containers: leases.iter().filter(is_container).map(|lease| lease.id.clone()).collect(),
             regions: leases.iter().filter_map(region).collect(),
             roots: holders(leases).collect(),
+            descent: RefCell::default(),
         }
     }
 
-    /// Also of leases of other users, whose regions only they can see. Their groups are not asked for: a lease could name another
-    /// one's.
+    /// Also of leases of other users, whose regions only they can see. Their groups are not queried: a lease could name
+    /// another one's.
     pub(crate) fn and(mut self, leases: &[Lease]) -> Self {
         self.roots.extend(holders(leases));
         self
     }
 
     /// The lease that process `pid` belongs to.
-    pub(crate) fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
-        self.in_groups
-            .get(&pid)
-            .or_else(|| self.by_region(pid))
-            .or_else(|| self.by_container(pid))
-            .or_else(|| self.by_ancestor(pid))
+    pub(crate) fn lease_of(&self, pid: u32) -> Option<LeaseId> {
+        let known =
+            self.in_groups.get(&pid).or_else(|| self.by_region(pid)).or_else(|| self.by_container(pid));
+        known.cloned().or_else(|| self.by_ancestor(pid))
     }
 
     fn by_region(&self, pid: u32) -> Option<&LeaseId> {
@@ -83,15 +86,22 @@ impl Members {
     }
 
     /// By the nearest ancestor that is the root of a task.
-    fn by_ancestor(&self, pid: u32) -> Option<&LeaseId> {
-        let mut pid = pid;
-        for _ in 0..DEPTH_MAX {
+    fn by_ancestor(&self, pid: u32) -> Option<LeaseId> {
+        let mut descent = self.descent.borrow_mut();
+        let (mut asked, mut next) = (Vec::new(), Some(pid));
+        let found = loop {
+            let Some(pid) = next.filter(|&pid| pid > 1 && asked.len() < DEPTH_MAX) else { break None };
             if let Some(lease) = self.roots.get(&pid) {
-                return Some(lease);
+                break Some(lease.clone());
             }
-            pid = parent(pid).filter(|&parent| parent > 1)?;
-        }
-        None
+            if let Some(known) = descent.get(&pid) {
+                break known.clone();
+            }
+            asked.push(pid);
+            next = parent_of(pid);
+        };
+        descent.extend(asked.into_iter().map(|pid| (pid, found.clone())));
+        found
     }
 }
 
@@ -106,15 +116,11 @@ fn file_id(region: &Path) -> Option<FileId> {
     fs::metadata(region.join(USAGE_FILE)).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Parent of a process: field 4 of its `stat`, which follows the name in brackets (that may hold anything).
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
 /// The pid that a process has in its own pid namespace: the last number of `NSpid`; `None` if the process has ended.
 pub(crate) fn own_view(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // Its name is in it, which may be no text.
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().next_back()?.parse().ok()
 }
@@ -146,9 +152,9 @@ pub(crate) mod tests {
         let me = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let mine = Members::of(&node, &[lease("mine", me)]);
-        assert_eq!(mine.lease_of(child.id()), Some(&LeaseId::from("mine")));
+        assert_eq!(mine.lease_of(child.id()), Some(LeaseId::from("mine")));
         let both = Members::of(&node, &[lease("mine", me), lease("childs", child.id())]);
-        assert_eq!(both.lease_of(child.id()), Some(&LeaseId::from("childs")));
+        assert_eq!(both.lease_of(child.id()), Some(LeaseId::from("childs")));
         assert_eq!(Members::of(&node, &[lease("childs", child.id())]).lease_of(me), None);
         assert_eq!(Members::of(&node, &[]).lease_of(me), None);
         child.kill().unwrap();
@@ -163,7 +169,7 @@ pub(crate) mod tests {
         let in_group = Lease { cgroup: Some(root.path().to_owned()), ..lease("group", 1) };
         let by_descent = lease("descent", me);
         let members = Members::of(&node, &[by_descent, in_group.clone()]);
-        assert_eq!(members.lease_of(me), Some(&LeaseId::from("group")), "whatever else it looks like");
+        assert_eq!(members.lease_of(me), Some(LeaseId::from("group")), "whatever else it looks like");
         assert_eq!(Members::default().and(&[in_group]).lease_of(me), None, "of another user");
     }
 

@@ -1,4 +1,4 @@
-//! Allocations that the shim refused: which process asked for how much, and what was in use.
+//! Allocations that the shim refused: the process, the size of its request, and the memory in use.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::members;
 
-/// How often refusals are reported of a program that tries again and again; the report has a count.
+/// Interval of reports about a program that keeps trying; each report has a count.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reads the refusals in one task's accounting region.
@@ -20,12 +20,12 @@ pub struct Refusals {
     reported: Option<Instant>,
     /// Refused since then: the latest, and how many before it.
     held_back: Option<(Refusal, u64)>,
-    /// How often each of the slices has refused something since [`Refusals::take_counts`].
+    /// The number of refusals of each slice since [`Refusals::take_counts`].
     counts: Vec<u64>,
 }
 
 impl Refusals {
-    /// `None` if the region can't be opened: then nobody can allocate through it either.
+    /// `None` if the region can't be opened: then no process can allocate through it either.
     pub fn of(slice_dir: &Path) -> Option<Self> {
         Some(Self {
             region: Observer::open(slice_dir).ok()?,
@@ -71,13 +71,13 @@ impl Refusals {
         Some(line(&refusal, before, host_pid, slices, gpus))
     }
 
-    /// How often each of the task's slices has refused something since the last call. Refusals that the region dropped
+    /// The number of refusals of each of the task's slices since the last call. Refusals that the region dropped
     /// between two polls are missing.
     pub fn take_counts(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.counts)
     }
 
-    /// As [`Refusals::take_counts`], of what is new since the last call, for those who report nothing.
+    /// As [`Refusals::take_counts`], of what is new since the last call, for callers that report nothing.
     pub fn count(&mut self, slices: &[Slice]) -> Vec<u64> {
         self.collect(slices);
         self.held_back = None;

@@ -1,6 +1,6 @@
-//! `cantle run`: one task, now, on this machine, without a server.
+//! `cantle run`: runs one task now, on this machine, without a server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cantle_driver::{Driver, Installation};
@@ -13,7 +13,7 @@ use cantle_runtime::{
     RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
 use cantle_sched::{Policy, Reason, Waiting};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
 
 use crate::capacity;
 use crate::clock::now_ms;
@@ -28,18 +28,18 @@ use crate::{NodeError, own_holder};
 /// How often a task that waits for capacity tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What `cantle run` was asked for.
+/// The request to `cantle run`.
 #[derive(Clone, Debug)]
 pub struct RunRequest {
-    /// How much GPU.
+    /// The GPU request.
     pub request: GpuRequest,
     /// Of which GPUs, or in which MIG instances as they are.
     pub gpus: GpuList,
-    /// What must keep it apart from its neighbors.
+    /// The required isolation.
     pub isolation: Isolation,
     /// How compute time is divided.
     pub compute: ComputeRequest,
-    /// What to run.
+    /// The command.
     pub command: Command,
     /// How long to wait for capacity; none: not at all.
     pub timeout: Option<Duration>,
@@ -47,9 +47,9 @@ pub struct RunRequest {
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
-    /// Which backends are accepted.
+    /// The accepted backends.
     pub backend: BackendChoice,
-    /// What the task may do beyond what its user may.
+    /// Extra privileges of the task.
     pub privileges: Privileges,
     /// The container to run it in, if any; of a command line of docker's the engine only.
     pub image: Option<Docker>,
@@ -127,7 +127,7 @@ fn check_compute(request: &RunRequest, docker: Option<&DockerRun>) -> Result<(),
     Ok(())
 }
 
-/// What it takes to run a task under a lease.
+/// The parts that are needed to run a task under a lease.
 struct Equipment<'a> {
     driver: &'a dyn Driver,
     node: &'a NodeStore,
@@ -153,7 +153,7 @@ async fn run_under(
         }
         None => None,
     };
-    let engine = engine.map(|engine| engine.remembering(NodeStore::searched_images(node.dir())));
+    let engine = engine.map(|engine| remembering(engine, node.dir()));
     let mut task = match (docker.zip(engine.as_ref()), &request.image) {
         (Some((docker, engine)), _) => {
             start_attached(&docker_client(engine, spec, docker, &lease, driver, notify).await?)?
@@ -170,7 +170,7 @@ async fn run_under(
     lease.enforcement = backend.enforcement();
     lease.cgroup = task.cgroup();
     node.lock()?.put(&lease)?;
-    // An instance may be larger than what was asked for.
+    // An instance may be larger than the request.
     let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
     let asked = if is_instance { format!("asked {}, got ", request.request) } else { String::new() };
     notify(&format!("{asked}{}, {enforced}", got(&lease.slices, gpus)));
@@ -181,9 +181,11 @@ async fn run_under(
         gpus,
         lease: &lease,
         refusals: Refusals::of(&node.slice_dir(&lease.id)),
-        watchdog: Watchdog::default(),
+        watchdog: Watchdog::since(Instant::now()),
     };
-    // Never begun again: what a wait for a container has found out, and removed, the next one would look for in vain.
+    let mut looks = looks();
+    // Never begun again: a second wait for a container would not find the result that the first one has read and
+    // removed.
     let mut ended = std::pin::pin!(task.wait());
     if let Some(engine) = &engine {
         tokio::select! {
@@ -196,15 +198,26 @@ async fn run_under(
         }
     }
     loop {
-        let ended = timeout(LOOK_INTERVAL, &mut ended).await;
-        if let Ok(exit) = ended {
-            monitor.final_report(notify);
-            return Ok(exit.code());
+        tokio::select! {
+            biased;
+            exit = &mut ended => {
+                monitor.final_report(notify);
+                return Ok(exit.code());
+            }
+            _ = looks.tick() => {}
         }
         if monitor.poll(&stopper, notify) {
             stopper.kill().await;
         }
     }
+}
+
+/// The time of the next scan of the task: the duration of a scan does not delay the next one.
+fn looks() -> Interval {
+    let mut looks = interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks.reset();
+    looks
 }
 
 /// Watches the task while it runs.
@@ -230,7 +243,7 @@ impl Monitor<'_> {
         let mut guilty = false;
         for (_, finding) in self.watchdog.scan(self.driver, self.node, self.gpus, ours, now) {
             match finding {
-                Finding::Suspect(why) | Finding::Unseen(why) => notify(&why),
+                Finding::Suspect(why) | Finding::Trouble(why) => notify(&why),
                 Finding::Guilty(why) => {
                     notify(&format!("the task is killed: {why} (cantle explain watchdog-kill)"));
                     guilty = true;
@@ -250,6 +263,12 @@ impl Monitor<'_> {
     }
 }
 
+/// The engine, with what is kept of images in and next to the node directory `node_dir`.
+#[must_use]
+pub fn remembering(engine: Engine, node_dir: &Path) -> Engine {
+    engine.remembering(NodeStore::searched_images(node_dir), NodeStore::packages(node_dir))
+}
+
 /// Starts the task in a container with the streams of this process.
 async fn start_in(
     image: &Docker,
@@ -259,7 +278,7 @@ async fn start_in(
     notify: &dyn Fn(&str),
 ) -> Result<RunningTask, NodeError> {
     let engine = Engine::connect(image.socket.as_deref()).await?;
-    let engine = engine.remembering(NodeStore::searched_images(node.dir()));
+    let engine = remembering(engine, node.dir());
     let parts = driver.container_parts(&lease.slices)?;
     let container = ContainerSpec {
         task: lease.task.clone(),
@@ -281,9 +300,9 @@ async fn docker_client(
     notify: &dyn Fn(&str),
 ) -> Result<TaskSpec, NodeError> {
     let parts = driver.container_parts(&lease.slices)?;
-    let copies = engine.copies_in(docker, &lease.id, &lease.task, notify).await.map_err(StartError::from)?;
-    if !copies.paths().is_empty() {
-        notify(&format!("the image has libraries of the driver, which are covered: {}", copies.paths()));
+    let copies = engine.copies_in(docker, &spec, &lease.task, notify).await.map_err(StartError::from)?;
+    if let Some(summary) = copies.summary() {
+        notify(&summary);
     }
     let words = docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files, &copies);
     let words = words.map_err(StartError::from)?;

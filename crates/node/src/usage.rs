@@ -1,10 +1,11 @@
-//! What the pods of a node use of their slices, for metrics.
+//! How much the pods of a node use of their slices, for metrics.
 
 use std::collections::BTreeMap;
 
 use cantle_ledger::host::Observer;
 use cantle_model::{Gpu, Lease, LeaseId};
 
+use crate::compute::{ComputeUse, compute_use};
 use crate::gpu_uuid_bytes;
 use crate::refusals::Refusals;
 use crate::store::NodeStore;
@@ -20,11 +21,14 @@ pub struct SliceUsage {
     pub gpu: Gpu,
     /// Profile of the MIG instance; none if it is a share.
     pub mig_profile: Option<String>,
-    /// What may be used, in bytes.
+    /// The limit, in bytes.
     pub memory_limit_bytes: u64,
-    /// What is used, in bytes.
+    /// The use, in bytes.
     pub memory_used_bytes: u64,
-    /// Allocations that were refused since this process first saw the lease; what the region drops between two looks is missing.
+    /// Its use of the GPU's compute time; none without a share.
+    pub compute: Option<ComputeUse>,
+    /// Allocations that were refused since this process first saw the lease; refusals that the region drops between two
+    /// scans are missing.
     pub refused: u64,
 }
 
@@ -35,7 +39,7 @@ pub(crate) struct UsageMeter {
 }
 
 impl UsageMeter {
-    /// Notes what was refused since the last look.
+    /// Records the refusals since the last scan.
     pub(crate) fn look(&mut self, node: &NodeStore, leases: &[Lease]) {
         self.refused.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         for lease in leases {
@@ -51,7 +55,7 @@ impl UsageMeter {
         }
     }
 
-    /// What is used of each slice.
+    /// The use of each slice.
     pub(crate) fn usage(&self, node: &NodeStore, gpus: &[Gpu], leases: &[Lease]) -> Vec<SliceUsage> {
         leases.iter().flat_map(|lease| self.of_lease(node, gpus, lease)).collect()
     }
@@ -71,6 +75,7 @@ impl UsageMeter {
                 mig_profile: slice.mig.as_ref().map(|mig| mig.profile.clone()),
                 memory_limit_bytes: slice.memory_limit_bytes,
                 memory_used_bytes: used(slice.device()).unwrap_or(0),
+                compute: lease.compute.and_then(|_| compute_use(&node.slice_dir(&lease.id))),
                 refused: refused.get(at).copied().unwrap_or(0),
             })
         });

@@ -1,4 +1,4 @@
-//! GPU and MIG names as the accounting region keys them.
+//! Converts GPU and MIG UUIDs to the keys of the accounting region.
 
 /// The 16 bytes behind `GPU-8-4-4-4-12` or `MIG-8-4-4-4-12`; `None` for anything else.
 pub fn gpu_uuid_bytes(name: &str) -> Option<[u8; 16]> {

@@ -1,43 +1,43 @@
-//! The driver's own figures against what the shim has counted.
+//! The watchdog compares the driver's figures with what the shim has counted.
 //!
 //! The shim counts the calls that pass through it. Memory that is allocated otherwise still shows in the driver's list of
 //! processes: contexts that NVIDIA's runtime makes through a private table, modules, stacks, workspaces of libraries, OpenCL and
-//! video encoders, and programs that evade the shim. Whose processes they are is said by the kernel, so what they hold is charged
-//! to their slice, and the limit holds for all of it.
+//! video encoders, and programs that evade the shim. The kernel reports whose processes they are, so what they hold is
+//! charged to their slice, and the limit holds for all of it.
 //!
-//! What is taken without asking may still exceed the limit. The charge is the first answer to that: the slice gets nothing more.
-//! A task is reported, and killed if it lasts, if it holds more than an honest program's modules, or if a neighbor could not
-//! have all of its slice for it ([ADR 0015](../../../docs/adr/0015-what-is-taken-unasked.md)).
+//! Memory that is taken without asking may still exceed the limit. The charge is the first response: the slice gets nothing
+//! more. The task is reported. It is killed if the excess lasts, if it is more than an honest program's modules, or if a
+//! neighbor could not get all of its slice because of it ([ADR 0015](../../../docs/adr/0015-what-is-taken-unasked.md)).
 //!
-//! It fails closed ([ADR 0018](../../../docs/adr/0018-whose-process-it-is.md)): what it needs to look is set aside when it starts, it
-//! goes by what it has read once, and where it can't look it says so. A task that nobody watches any more is watched by every
-//! watchdog of the machine.
+//! It fails closed ([ADR 0018](../../../docs/adr/0018-whose-process-it-is.md)): it reserves its resources when it starts,
+//! keeps what it has once read of a lease, and reports where it cannot look. If the watchdog of a task is gone, every
+//! watchdog of the machine watches that task.
 
 mod leases;
 mod over;
+mod region;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::path::Path;
 
 use cantle_driver::{Driver, DriverError, ProcessMemory};
-use cantle_ledger::GRANULE_BYTES;
-use cantle_ledger::host::{GpuUse, Observer};
 use cantle_model::{Bytes, Gpu, GpuUuid, Lease, LeaseId, Slice};
 use cantle_runtime::{Cgroup, alive, end_now};
 use tokio::time::Instant;
 
+use crate::health::new_faults;
 use crate::loaded::other_libcuda;
 use crate::members::{self, Members};
 use crate::store::NodeStore;
 use leases::Remembered;
 pub use over::LOOK_INTERVAL;
 use over::Overs;
+use region::{Region, charge};
 
-/// Descriptors that a look needs at a time, and some to spare for the driver.
+/// Descriptors that a scan needs at a time, and some to spare for the driver.
 const RESERVED_FILES: usize = 16;
 
-/// What happens to a task that holds memory outside its slice.
+/// The reaction to a task that holds memory outside its slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Watch {
     /// It is reported.
@@ -47,15 +47,15 @@ pub enum Watch {
     Kill,
 }
 
-/// What a scan found out about one lease.
+/// The findings of a scan about one lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Found for the first time: the task is to be reported.
     Suspect(String),
-    /// It has lasted: the task is to be stopped, if the policy says so.
+    /// It has lasted: the task has to be stopped, depending on the policy.
     Guilty(String),
-    /// Nobody can look at a GPU of the task: it is to be reported.
-    Unseen(String),
+    /// A GPU of the task cannot be scanned, or it failed: it is to be reported.
+    Trouble(String),
 }
 
 /// Scans the same leases again and again.
@@ -63,14 +63,23 @@ pub enum Finding {
 pub struct Watchdog {
     overs: Overs,
     leases: Remembered,
-    /// GPUs that did not answer at the last look.
+    /// GPUs that did not answer at the last scan.
     unseen: BTreeSet<GpuUuid>,
     reserve: Vec<File>,
+    /// Reports about GPUs, whether or not they have tasks.
+    news: Vec<String>,
 }
 
 impl Watchdog {
-    /// Scans those of the node's leases that are `ours` once; the others are scanned by their own agents. A task that is nobody's, because
-    /// the `cantle run` or the agent that watched it was killed, is scanned too, and killed here.
+    /// For tasks that begin now: what the first scan finds counts for the time since.
+    pub(crate) fn since(now: Instant) -> Self {
+        let mut watchdog = Self::default();
+        watchdog.overs.look(now);
+        watchdog
+    }
+
+    /// Scans those of the node's leases that are `ours` once; the others are scanned by their own agents. A task without an
+    /// owner, because its `cantle run` or agent was killed, is scanned too, and killed here.
     pub fn scan(
         &mut self,
         driver: &dyn Driver,
@@ -79,16 +88,21 @@ impl Watchdog {
         ours: impl Fn(&LeaseId) -> bool,
         now: Instant,
     ) -> Vec<(LeaseId, Finding)> {
-        // Whatever else this process has open, these are free now.
+        // These descriptors are free now, even if all others are in use.
         self.reserve.clear();
         let findings = self.look(driver, node, gpus, ours, now);
         self.reserve.extend((0..RESERVED_FILES).map_while(|_| File::open("/dev/null").ok()));
         findings
     }
 
-    /// The leases that were [`Lease::kept`] at the last look.
+    /// The leases that were [`Lease::kept`] at the last scan.
     pub(crate) fn kept(&self) -> Vec<Lease> {
         self.leases.all().filter(|lease| lease.kept).cloned().collect()
+    }
+
+    /// The events of GPUs since the last call.
+    pub fn news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
     }
 
     fn look(
@@ -99,12 +113,18 @@ impl Watchdog {
         ours: impl Fn(&LeaseId) -> bool,
         now: Instant,
     ) -> Vec<(LeaseId, Finding)> {
+        let faults = new_faults(driver, node, gpus);
         let leases = self.leases.read(node, &ours);
+        self.news.extend(faults.iter().map(|(_, why)| why.clone()));
         if leases.is_empty() {
             return Vec::new();
         }
-        let before: BTreeMap<_, _> =
-            leases.iter().map(|lease| (&lease.id, counted(&node.slice_dir(&lease.id)))).collect();
+        let watched: Vec<&Lease> = leases
+            .iter()
+            .filter(|lease| (ours(&lease.id) || is_orphan(lease)) && is_known(lease, gpus))
+            .collect();
+        // The counters of other programs' tasks are read by the programs that watch those tasks.
+        let regions: Vec<_> = watched.iter().map(|lease| Region::open(&node.slice_dir(&lease.id))).collect();
         let neighbors = node.neighbors();
         let everybody = Everybody::ask(driver, gpus, &Members::of(node, &leases).and(&neighbors));
         let crowded: BTreeSet<&GpuUuid> = gpus
@@ -114,18 +134,27 @@ impl Watchdog {
             .collect();
         let nothing = Held::new();
         let mut findings = self.unseen(&leases, &everybody, &ours);
+        let ours_on = |gpu: &GpuUuid| {
+            let on = |lease: &&Lease| lease.slices.iter().any(|slice| slice.gpu == *gpu);
+            leases
+                .iter()
+                .filter(|lease| ours(&lease.id))
+                .filter(on)
+                .map(|lease| lease.id.clone())
+                .collect::<Vec<_>>()
+        };
+        findings.extend(faults.iter().flat_map(|(gpu, why)| {
+            ours_on(gpu).into_iter().map(|lease| (lease, Finding::Trouble(why.clone())))
+        }));
         let stands_for = self.overs.look(now);
-        let watched = |lease: &&Lease| (ours(&lease.id) || is_orphan(lease)) && is_known(lease, gpus);
-        for lease in leases.iter().filter(watched) {
+        for (lease, region) in watched.into_iter().zip(&regions) {
             let used = everybody.held.get(&lease.id);
-            let dir = node.slice_dir(&lease.id);
-            let before = before.get(&lease.id).map_or(&[][..], Vec::as_slice);
-            let wrong = check(lease, &dir, used.unwrap_or(&nothing), before, gpus, &crowded);
+            let wrong = check(lease, region, used.unwrap_or(&nothing), gpus, &crowded);
             let finding = wrong.and_then(|wrong| self.overs.found(&lease.id, wrong, stands_for, now));
             match finding {
                 Some(finding) if ours(&lease.id) => findings.push((lease.id.clone(), finding)),
                 Some(Finding::Guilty(why)) => {
-                    tracing::error!(lease = %lease.id, name = lease.name, why, "a task that nobody watched is killed");
+                    tracing::error!(lease = %lease.id, name = lease.name, why, "a task without a watchdog is killed");
                     end(lease);
                 }
                 _ => {}
@@ -134,7 +163,7 @@ impl Watchdog {
         findings
     }
 
-    /// Of the leases that are `ours` on GPUs that can't be looked at since this look.
+    /// Reports for the leases of `ours` on GPUs that can't be scanned since this scan.
     fn unseen(
         &mut self,
         leases: &[Lease],
@@ -146,7 +175,7 @@ impl Watchdog {
             let why = lease.slices.iter().find_map(|slice| newly(&slice.gpu))?;
             let text =
                 format!("its use of memory cannot be seen, and the GPU takes no new task meanwhile: {why}");
-            Some((lease.id.clone(), Finding::Unseen(text)))
+            Some((lease.id.clone(), Finding::Trouble(text)))
         });
         let findings = findings.collect();
         self.unseen = everybody.unseen.keys().cloned().collect();
@@ -154,13 +183,13 @@ impl Watchdog {
     }
 }
 
-/// Did whoever watched it end before it? What a cluster gave out is watched by the node driver, whose own process is not in the
-/// lease.
+/// Did the program that watched it end before it? The node driver watches a cluster's allocations; its own process is not
+/// in the lease.
 fn is_orphan(lease: &Lease) -> bool {
     !lease.kept && !alive(&lease.owner)
 }
 
-/// Ends a task by what its lease says of it.
+/// Ends a task by the data of its lease.
 fn end(lease: &Lease) {
     if let Some(cgroup) = &lease.cgroup {
         Cgroup::at(cgroup).kill();
@@ -170,34 +199,25 @@ fn end(lease: &Lease) {
     }
 }
 
-/// Is each slice on one of these GPUs? The accounting region of a lease that can't be read names a MIG instance and not its GPU, so nobody
-/// can say what the task may hold there; the hardware keeps it to its instance.
+/// Is each slice on one of these GPUs? The accounting region of a lease that can't be read names a MIG instance and not its
+/// GPU, so the task's limit there is unknown; the hardware enforces the instance.
 fn is_known(lease: &Lease, gpus: &[Gpu]) -> bool {
     lease.slices.iter().all(|slice| gpus.iter().any(|gpu| gpu.uuid == slice.gpu))
 }
 
-/// What the shim has counted on each GPU of a slice.
-fn counted(dir: &Path) -> Vec<u64> {
-    let snapshot = Observer::open(dir).and_then(|region| region.snapshot());
-    snapshot
-        .map_or_else(|_| Vec::new(), |snapshot| snapshot.gpus.iter().map(|gpu| gpu.counted_bytes).collect())
-}
-
 /// Charges hidden memory to the slice, and returns what is wrong, if anything is.
 ///
-/// The driver was asked between `before` and now. Memory that was freed meanwhile was counted before, memory that was
+/// The driver was asked between `region.before` and now. Memory that was freed meanwhile was counted before, memory that was
 /// allocated is counted now. Neither is hidden, so the larger count is the right one.
 fn check(
     lease: &Lease,
-    dir: &Path,
+    region: &Region,
     used: &Held,
-    before: &[u64],
     gpus: &[Gpu],
     crowded: &BTreeSet<&GpuUuid>,
 ) -> Option<String> {
-    let region = Observer::open(dir).ok();
-    let snapshot = region.as_ref().and_then(|region| region.snapshot().ok());
-    // A region that its tenant has damaged counts nothing and lists no process.
+    let Region { observer, before } = region;
+    let snapshot = observer.as_ref().and_then(|region| region.snapshot().ok());
     let processes = snapshot.iter().flat_map(|snapshot| &snapshot.processes);
     let attached: BTreeSet<u32> = processes.map(|process| process.pid).collect();
     let counted = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.gpus);
@@ -211,12 +231,12 @@ fn check(
             slice: at.and_then(|at| lease.slices.get(at)),
             counted_bytes: now
                 .map_or(0, |now| now.counted_bytes)
-                .max(at.and_then(|at| before.get(at)).copied().unwrap_or(0)),
+                .max(at.and_then(|at| before.get(at)).map_or(0, |before| before.counted_bytes)),
             processes,
             attached: &attached,
             is_crowded: crowded.contains(&gpu.uuid),
         };
-        if let (Some(region), Some(now)) = (&region, now) {
+        if let (Some(region), Some(now)) = (observer, now) {
             charge(region, now, on_gpu.hidden_bytes());
         }
         wrong = wrong.or_else(|| on_gpu.wrong());
@@ -224,18 +244,9 @@ fn check(
     wrong
 }
 
-fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
-    if now.hidden_bytes == hidden_bytes.next_multiple_of(GRANULE_BYTES) {
-        return;
-    }
-    if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
-        tracing::warn!(%error, "hidden memory cannot be charged");
-    }
-}
-
 type Held = BTreeMap<GpuUuid, Vec<ProcessMemory>>;
 
-/// What everybody holds, by the driver's own figures.
+/// The memory of all processes, by the driver's own figures.
 #[derive(Default)]
 struct Everybody {
     held: BTreeMap<LeaseId, Held>,
@@ -269,8 +280,8 @@ impl Everybody {
         everybody
     }
 
-    /// What is spoken for on a GPU: each slice's limit, or what its task holds if that is more, and what others use. If it is more
-    /// than there is, somebody could not have all of his slice.
+    /// The committed memory of a GPU: each slice's limit, or what its task holds if that is more, and what others use. If it
+    /// exceeds the memory, a task could not get all of its slice.
     fn claims_bytes<'a>(&self, gpu: &Gpu, leases: impl Iterator<Item = &'a Lease>) -> u64 {
         let claim = |lease: &Lease| {
             let slices = lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid);
@@ -288,7 +299,7 @@ pub(crate) fn actual_bytes(processes: &[ProcessMemory]) -> u64 {
 }
 
 /// Always borne: modules and stacks of an honest program grow without a call that the shim sees, also in a full slice. A task has no
-/// more of it for having more processes than eight: it is memory that nobody reserved.
+/// more of it for having more processes than eight: it is memory without a reservation.
 pub(crate) fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
     const PER_PROCESS_BYTES: u64 = 64 << 20;
     const PER_TASK_BYTES: u64 = 512 << 20;
@@ -308,9 +319,9 @@ struct TaskOnGpu<'a> {
     index: u32,
     /// Its slice there.
     slice: Option<&'a Slice>,
-    /// What the shim has counted.
+    /// The count of the shim.
     counted_bytes: u64,
-    /// What the driver says.
+    /// The figure of the driver.
     processes: &'a [ProcessMemory],
     /// Pids that the slice's processes know themselves by.
     attached: &'a BTreeSet<u32>,
@@ -345,7 +356,7 @@ impl TaskOnGpu<'_> {
         ))
     }
 
-    /// How much more than its slice the task may hold.
+    /// The memory beyond its slice that the task may hold.
     fn borne_bytes(&self) -> u64 {
         if self.is_crowded { tolerance_bytes(self.processes) } else { modules_bytes(self.processes) }
     }

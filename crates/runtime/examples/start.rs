@@ -1,6 +1,6 @@
 //! The smallest program over this crate, and what its tests run: `start attached SPEC_JSON`,
 //! `start detached SPEC_JSON TASK_DIR` or `start container SPEC_JSON SOCKET IMAGE`.
-//! Exits as the task does; says on stderr what enforces the limit.
+//! Exits as the task does; prints on stderr which backend enforces the limit.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,8 +1,9 @@
-//! Specs of the Container Device Interface: files in which a container engine finds what a device of a given name puts into
-//! a container. A slice is such a device. Each slice has a file of its own, so that no other file changes when one
-//! comes or goes.
+//! Specs of the Container Device Interface: files that tell a container engine what a named device adds to a container. A
+//! slice is such a device. Each slice has a file of its own, so that no other file changes when a slice is created or
+//! removed.
 //!
-//! The format is that of CDI 0.5.0, the first in which a name may begin with a digit: engines refuse what is newer than they.
+//! The format is CDI 0.5.0, the first in which a name may begin with a digit: engines refuse formats that are newer than
+//! themselves.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,6 +16,9 @@ use crate::files::{Durability, write_json};
 
 /// The kind of a slice: vendor and class. `cantle.dev/slice=NAME` is the whole name of one.
 pub const SLICE_KIND: &str = "cantle.dev/slice";
+
+/// The kind of a mount whose source is a path of the machine.
+pub(crate) const BIND: &str = "bind";
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,11 +35,11 @@ pub struct Spec {
 pub struct CdiDevice {
     /// Its name within the kind: letters, digits and `_ . : -`, with a letter or a digit at both ends.
     pub name: String,
-    /// What it puts into the container.
+    /// Its changes to the container.
     pub container_edits: Edits,
 }
 
-/// What is put into a container.
+/// The changes to a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Edits {
@@ -48,6 +52,31 @@ pub struct Edits {
     /// Mounts; the engine puts them in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
+    /// Programs that the engine runs before the container's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks: Vec<CdiHook>,
+}
+
+impl Edits {
+    /// Every path of the machine in them: an engine that does not find one of them starts no container.
+    pub fn host_paths(&self) -> impl Iterator<Item = &Path> {
+        let nodes = self.device_nodes.iter().map(|node| node.path.as_path());
+        let mounts = self.mounts.iter().filter(|mount| mount.kind == BIND);
+        let hooks = self.hooks.iter().map(|hook| hook.path.as_path());
+        nodes.chain(mounts.map(|mount| Path::new(&mount.host_path))).chain(hooks)
+    }
+}
+
+/// A program of the machine that an engine runs before it starts a container, by the OCI runtime specification.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CdiHook {
+    /// When it runs.
+    pub hook_name: String,
+    /// The program.
+    pub path: PathBuf,
+    /// Its words; the first one is its name.
+    pub args: Vec<String>,
 }
 
 /// A device node.
@@ -65,7 +94,7 @@ pub struct DeviceNode {
 pub struct Mount {
     /// The machine's file; the kind of filesystem if it is none.
     pub host_path: String,
-    /// Where it appears.
+    /// Its path in the container.
     pub container_path: String,
     /// Kind of filesystem: `bind`, `tmpfs`.
     #[serde(rename = "type")]
@@ -141,10 +170,16 @@ pub fn ids(dir: &Path) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// What a container asks for to get the device `name`.
+/// The qualified name by which a container requests the device `name`.
 #[must_use]
 pub fn qualified(name: &str) -> String {
     format!("{SLICE_KIND}={name}")
+}
+
+/// The name of the device that a container has by this qualified name, if it is one of cantle's.
+#[must_use]
+pub fn lease_of(qualified: &str) -> Option<&str> {
+    qualified.strip_prefix(SLICE_KIND)?.strip_prefix('=')
 }
 
 fn file(dir: &Path, id: &str) -> PathBuf {
@@ -163,7 +198,12 @@ mod tests {
             options: ["bind", "ro"].map(str::to_owned).to_vec(),
         };
         let node = DeviceNode { path: "/dev/nvidia0".into(), permissions: "rw".to_owned() };
-        let edits = Edits { env: vec!["A=1".to_owned()], device_nodes: vec![node], mounts: vec![mount] };
+        let edits = Edits {
+            env: vec!["A=1".to_owned()],
+            device_nodes: vec![node],
+            mounts: vec![mount],
+            hooks: Vec::new(),
+        };
         Spec::of_slices(vec![CdiDevice { name: "lease-1".to_owned(), container_edits: edits }])
     }
 

@@ -1,16 +1,16 @@
-//! A control group of one task: the kernel's own word for whose process it is.
+//! The control group of one task: the kernel's own record of which processes belong to the task.
 //!
-//! A process can change its parent, its root directory and what it has mapped. It can't leave its control group: that takes the
-//! right to write to another group, which tasks don't have (`first.rs` makes the hierarchies read-only for them).
+//! A process can change its parent, its root directory and what it has mapped. It cannot leave its control group: that takes
+//! the right to write to another group, which tasks do not have (`first.rs` makes the hierarchies read-only for them).
 //!
-//! Where groups can be made:
+//! Groups can be created in three places:
 //!
 //! 1. below the group of this process, if systemd delegated it (`Delegate=yes`) or it belongs to this user;
 //! 2. as root, in `/cantle` of the unified hierarchy (cgroup v2; `/sys/fs/cgroup/unified` on hybrid machines);
 //! 3. as root, in `/cantle` of the `freezer` hierarchy (cgroup v1), which systemd does not manage.
 //!
-//! No controller is switched on, so a group costs nothing and limits nothing. Where no group can be made, the task has the
-//! process that adopts its orphans: see [`crate::processes::Scope`].
+//! No controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
+//! that adopts its orphans: see [`crate::processes::Scope`].
 
 use std::fs;
 use std::io;
@@ -65,7 +65,7 @@ impl Cgroup {
         &self.dir
     }
 
-    /// What a process writes `0` to in order to become a member.
+    /// The file to which a process writes `0` to become a member.
     pub(crate) fn door(&self) -> PathBuf {
         self.dir.join("cgroup.procs")
     }
@@ -81,7 +81,8 @@ impl Cgroup {
         found
     }
 
-    /// SIGKILL to all that are in it now. Nobody is born meanwhile: the kernel does it in one step, or the group is frozen first.
+    /// SIGKILL to all that are in it now. No process is created meanwhile: the kernel does it in one step, or the group is
+    /// frozen first.
     pub fn kill(&self) {
         // Since Linux 5.14.
         if fs::write(self.dir.join("cgroup.kill"), "1").is_ok() {
@@ -137,7 +138,7 @@ fn below(path: &str, ancestor: &str) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
     mount: PathBuf,
-    /// Which group is mounted: `/` but in containers.
+    /// The mounted group: `/` but in containers.
     root: String,
     /// The group of the process in question.
     own: String,
@@ -172,7 +173,7 @@ impl Hierarchy {
         self.mount.join(inside.trim_start_matches('/'))
     }
 
-    /// Where a group may be made, the best place first.
+    /// The places where a group may be created, the best one first.
     fn parents(&self) -> Vec<PathBuf> {
         let (own, is_root) = (self.directory(&self.own), own_uid() == 0);
         let is_own = fs::metadata(&own).is_ok_and(|meta| meta.uid() == own_uid());

@@ -1,9 +1,11 @@
-//! A task with a supervisor process of its own. Its [`TaskDirectory`] is all that is needed to find it again.
+//! A task with a supervisor process of its own. Its [`TaskDirectory`] is enough to find it again.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::unistd::{User, geteuid};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -16,7 +18,8 @@ use crate::{Backend, Exit, RunningTask, StartError, TASK_INIT_COMMAND, TaskDirec
 /// How often an adopted task, which is not our child, is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the agent reads and its tasks must not: neither they nor their supervisors, whose environment they could read, get it.
+/// The variables that the agent reads and its tasks must not see: neither they nor their supervisors, whose environment they
+/// could read, get it.
 const OF_THE_AGENT: [&str; 6] = [
     "CANTLE_CLIENT_CERT",
     "CANTLE_CLIENT_KEY",
@@ -24,6 +27,28 @@ const OF_THE_AGENT: [&str; 6] = [
     "CLEARML_API_ACCESS_KEY",
     "CLEARML_API_SECRET_KEY",
     "CREDENTIALS_DIRECTORY",
+];
+
+/// What a service manager means for the agent alone (systemd.exec(5), sd_listen_fds(3), sd_watchdog_enabled(3)): a program that finds them takes
+/// itself for the service.
+const OF_THE_SERVICE: [&str; 17] = [
+    "CACHE_DIRECTORY",
+    "CONFIGURATION_DIRECTORY",
+    "FDSTORE",
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "LISTEN_FDNAMES",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LOGS_DIRECTORY",
+    "MEMORY_PRESSURE_WATCH",
+    "MEMORY_PRESSURE_WRITE",
+    "NOTIFY_SOCKET",
+    "RUNTIME_DIRECTORY",
+    "STATE_DIRECTORY",
+    "SYSTEMD_EXEC_PID",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
 ];
 
 #[derive(Debug)]
@@ -49,9 +74,10 @@ pub async fn start_detached(
     written.map_err(|why| StartError::setup("write the task directory", why))?;
     let mut command = Command::new(exe);
     command.arg(TASK_INIT_COMMAND).arg(directory.path());
-    for name in OF_THE_AGENT {
+    for name in OF_THE_AGENT.iter().chain(&OF_THE_SERVICE) {
         command.env_remove(name);
     }
+    command.envs(of_the_user().into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|why| StartError::setup("start the supervisor", why))?;
     let mut line = String::new();
@@ -73,6 +99,13 @@ pub async fn start_detached(
     Ok(RunningTask { kind: Kind::Detached(Detached { scope, backend, directory, child: Some(child) }) })
 }
 
+/// What a login gives a program, and systemd does not give a service of root: without a home directory caches land in `/`, and git refuses to work.
+fn of_the_user() -> Vec<(&'static str, OsString)> {
+    let Ok(Some(user)) = User::from_uid(geteuid()) else { return Vec::new() };
+    let name = OsString::from(&user.name);
+    vec![("HOME", user.dir.into()), ("USER", name.clone()), ("LOGNAME", name), ("SHELL", user.shell.into())]
+}
+
 /// Finds the task of a directory again after a restart; `None` if it was never started. It may have ended meanwhile:
 /// [`RunningTask::wait`] tells. Needs a tokio runtime.
 #[must_use]
@@ -88,7 +121,7 @@ pub fn adopt(directory: &TaskDirectory) -> Option<RunningTask> {
 impl Detached {
     pub(crate) async fn wait(&mut self) -> Exit {
         match &mut self.child {
-            // How the supervisor ended does not matter: what it wrote does.
+            // The exit code of the supervisor does not matter: what it wrote does.
             Some(child) => drop(child.wait().await),
             None => {
                 while self.directory.is_supervised() {
@@ -99,7 +132,7 @@ impl Detached {
         if let Some(exit) = self.directory.read_exit() {
             return exit;
         }
-        // The supervisor was killed. What it supervised may still run, and nobody else will end it.
+        // The supervisor was killed. Its task may still run, and no other process will end it.
         self.scope.end(Duration::ZERO).await;
         Exit::Lost
     }

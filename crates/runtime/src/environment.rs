@@ -1,4 +1,4 @@
-//! What a task finds in its environment.
+//! The environment variables of a task.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

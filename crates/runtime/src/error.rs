@@ -17,7 +17,7 @@ pub enum StartError {
     NotExecutable {
         /// As given.
         program: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         why: io::Error,
     },
     /// The working directory is not there.
@@ -26,6 +26,9 @@ pub enum StartError {
     /// A part of the installation is missing.
     #[error("{} is missing", .0.display())]
     NotInstalled(PathBuf),
+    /// Files that a container with a slice gets.
+    #[error("the machine does not have what a container with a slice gets: {}", listed(.0))]
+    NotOnMachine(Vec<PathBuf>),
     /// The program and its libraries are not of one installation.
     #[error("{} is of another version than this program", .0.display())]
     OtherVersion(PathBuf),
@@ -51,9 +54,20 @@ pub enum StartError {
     Setup {
         /// The step.
         what: String,
-        /// What went wrong.
+        /// The fault.
         why: String,
     },
+}
+
+/// The first paths, and how many there are besides.
+#[must_use]
+pub fn listed(paths: &[PathBuf]) -> String {
+    let shown = &paths[..paths.len().min(3)];
+    let text = shown.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    match paths.len() - shown.len() {
+        0 => text,
+        more => format!("{text} and {more} more"),
+    }
 }
 
 impl StartError {
@@ -61,7 +75,7 @@ impl StartError {
         Self::Setup { what: what.into(), why: why.to_string() }
     }
 
-    /// What would help.
+    /// The remedies.
     #[must_use]
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
@@ -71,6 +85,7 @@ impl StartError {
             Self::OtherVersion(_) => Some(
                 "install the program and its libraries together; CANTLE_LIB_DIR, where it is set, names other libraries",
             ),
+            Self::NotOnMachine(_) => Some("if the driver was updated or removed, restart the agent"),
             _ => None,
         }
     }

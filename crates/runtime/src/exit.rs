@@ -8,12 +8,12 @@ pub enum Exit {
     Code(i32),
     /// A signal ended it.
     Signal(i32),
-    /// It is gone, and nobody saw how: its supervisor was killed.
+    /// It is gone, and its end was not observed: its supervisor was killed.
     Lost,
 }
 
 impl Exit {
-    /// As a shell reports it: the code, 128+N for a signal; 125 if nobody knows.
+    /// As a shell reports it: the code, 128+N for a signal; 125 if unknown.
     #[must_use]
     pub const fn code(self) -> i32 {
         match self {

@@ -1,17 +1,22 @@
-//! A task that may run elsewhere by now is ended: its *fence*. The task's owner writes down until when the task is its own and
-//! renews that; where nobody renews it (the owner died, or cannot reach whoever decides), the supervisor ends the task.
+//! A *fence* ends a task that may run elsewhere by now. The task's owner records until when the task is its own, and renews
+//! that. If nobody renews it (the owner died, or cannot reach the server), the supervisor ends the task.
 //!
-//! The clock counts while the machine sleeps and is not set by anybody. The time before the fence is the task's to tidy up.
+//! The clock counts while the machine sleeps, and nobody can set it. The task can use the time before the fence for
+//! cleanup.
 
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use rustix::fs::inotify;
 use serde::{Deserialize, Serialize};
 
 use crate::TaskDirectory;
 use crate::processes::Scope;
 
-/// How often the fence is read: a task outlives it by no more than this.
+/// How often the fence is read: a task outlives it by at most this.
 const EVERY: Duration = Duration::from_millis(500);
 /// The longest time that a task has between SIGTERM and its fence.
 const LONGEST_GRACE_MS: u64 = 10_000;
@@ -48,23 +53,64 @@ impl Fence {
     }
 }
 
-/// Ends the task of a directory at its fence. Runs beside the supervisor's wait for the task's end, until that ends.
+/// Ends the task of a directory at its fence. Runs in parallel to the supervisor's wait for the task's end, and ends
+/// with it.
 pub(crate) fn guard(directory: &TaskDirectory, scope: &Scope) {
+    // Before the first read: a fence that is set after that read is a change.
+    let news = News::of(directory.path());
     loop {
-        std::thread::sleep(EVERY);
-        let Some(grace) = directory.fence().and_then(|fence| fence.grace_at(Fence::now_ms())) else {
+        let Some(fence) = directory.fence() else {
+            news.wait();
             continue;
         };
-        // First, so that the reason is known when the end is. If it cannot be written, the task ends all the same.
-        let _ = directory.mark_fenced();
-        // The supervisor waits for the processes; nobody else may.
-        scope.end_blocking(grace, || ());
+        if let Some(grace) = fence.grace_at(Fence::now_ms()) {
+            // First, so that the reason is known when the end is. If it cannot be written, the task ends nevertheless.
+            let _ = directory.mark_fenced();
+            // Only the supervisor may wait for the processes.
+            scope.end_blocking(grace, || ());
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+/// Changes of a directory, from the kernel. Most tasks never have a fence, and the wait for one costs them nothing.
+struct News(Option<OwnedFd>);
+
+impl News {
+    /// Files are written to the same directory under another name and then renamed.
+    fn of(directory: &Path) -> Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).and_then(|watch| {
+            inotify::add_watch(&watch, directory, inotify::WatchFlags::MOVED_TO).map(|_| watch)
+        });
+        Self(watch.ok())
+    }
+
+    /// Until there may be something; at most [`EVERY`] where the kernel gives no watch: a user has a limited number of them.
+    fn wait(&self) {
+        let mut buffer = [MaybeUninit::uninit(); 1024];
+        let told = self.0.as_ref().map(|watch| inotify::Reader::new(watch, &mut buffer).next().is_ok());
+        if told != Some(true) {
+            std::thread::sleep(EVERY);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_appears_is_news() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = TaskDirectory::new(dir.path());
+        let news = News::of(dir.path());
+        assert!(news.0.is_some());
+        let waiting = std::thread::spawn(move || news.wait());
+        std::thread::sleep(EVERY + EVERY / 2);
+        assert!(!waiting.is_finished(), "nothing is looked at meanwhile");
+        directory.set_fence(Some(Fence { until_ms: 1, after_ms: 1 })).unwrap();
+        waiting.join().unwrap();
+    }
 
     #[test]
     fn a_task_has_a_quarter_of_the_time_to_tidy_up() {

@@ -1,5 +1,5 @@
-//! Small files that are there whole or not at all, whatever ends the process that writes them: each is written under
-//! another name and then renamed.
+//! Writes small files atomically: each is written under another name and then renamed, so that a killed writer leaves
+//! the whole file or none.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -16,7 +16,7 @@ const EVERYBODY_READS: u32 = 0o644;
 /// Ending of a file that has not got its name yet.
 const UNFINISHED: &str = "new";
 
-/// What a file survives once the call that wrote it has returned.
+/// The events that a file survives once the call that wrote it has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// The death of any process, ours included. A loss of power may take the file, or leave it empty. For what describes
@@ -32,7 +32,7 @@ pub enum Durability {
 pub struct FileError {
     /// Its path.
     pub path: PathBuf,
-    /// What the system says.
+    /// The error of the system.
     pub source: io::Error,
 }
 
@@ -49,7 +49,7 @@ pub(crate) trait FileSystem {
     /// An open file or directory.
     type File;
 
-    /// An empty file with this mode, whatever the umask.
+    /// An empty file with this mode, independent of the umask.
     fn create(&self, path: &Path, mode: u32) -> io::Result<Self::File>;
     /// A file or directory that exists.
     fn open(&self, path: &Path) -> io::Result<Self::File>;
@@ -91,7 +91,7 @@ impl FileSystem for Kernel {
     }
 
     fn discard(&self, path: &Path) {
-        // What stays is removed by `remove_unfinished`.
+        // `remove_unfinished` removes leftovers.
         let _ = fs::remove_file(path);
     }
 }
@@ -142,7 +142,7 @@ fn save_json<T: Serialize>(
         }
         files.rename(&fresh, path)
     })();
-    // On a full disk it would take room that nobody gets back.
+    // On a full disk it would take space for good.
     written.inspect_err(|_| files.discard(&fresh))?;
     match path.parent() {
         // A name lasts only once its directory is synced.
@@ -199,7 +199,7 @@ pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(paths)
 }
 
-/// Removes what writers that were killed have left unfinished in a directory. Nobody may be writing there.
+/// Removes what writers that were killed have left unfinished in a directory. No other process may write there.
 ///
 /// # Errors
 /// If the directory can't be read, or names the file that can't be removed.

@@ -1,6 +1,6 @@
-//! The filter libraries as they are installed.
+//! The installed filter libraries.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cantle_ledger::Layouts;
 
@@ -9,10 +9,15 @@ use crate::StartError;
 /// Those that a task may get, below the directory `shim` of an installation. The last one is needed only for a gate.
 const FILTERS: [&str; 4] = ["libcuda.so.1", "libnvidia-ml.so.1", "libcantle-preload.so", "gate/libcuda.so.1"];
 
+/// The files of the filter libraries in `shim_dir` that every task needs.
+pub fn filter_files(shim_dir: &Path) -> impl Iterator<Item = PathBuf> {
+    FILTERS[..FILTERS.len() - 1].iter().map(move |name| shim_dir.join(name))
+}
+
 /// Whether the filter libraries in `shim_dir` are there and read the accounting files that this program writes.
 ///
-/// Libraries of another version refuse all memory, and a task can't say why. Packages that are replaced under a running agent,
-/// and a program that is copied without its libraries, lead to that.
+/// Libraries of another version refuse all memory, and a task can't report why. Packages that are replaced under a running
+/// agent, and a program that is copied without its libraries, lead to that.
 ///
 /// # Errors
 /// [`StartError::NotInstalled`] and [`StartError::OtherVersion`] name the library.

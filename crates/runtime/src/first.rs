@@ -1,9 +1,9 @@
 //! The first process of a task: a small program of cantle's between the supervisor and the task.
 //!
-//! What has to be done from within a task's namespaces, and by a process that is moved, is done here: it enters the task's control
-//! group, gives the namespaces a `/proc` of their own, gives up privileges, and only then starts the task. In its pid namespace it
-//! is process 1, which the kernel protects from all the others: no signal from within ends it, and all orphans become its
-//! children. It ends when none is left, and the kernel ends whoever is left when it does.
+//! It does what has to be done inside the task's namespaces: it enters the task's control group, gives the namespaces a
+//! `/proc` of their own, gives up privileges, and only then starts the task. In its pid namespace it is process 1, which the
+//! kernel protects: no signal from within ends it, and all orphans become its children. It ends when none is left, and the
+//! kernel kills the processes that are left when it ends.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -28,7 +28,7 @@ use crate::{Exit, Privileges, StartError, privileges};
 /// The word after [`crate::TASK_INIT_COMMAND`] that makes a program a task's first process.
 pub(crate) const FIRST: &str = "--first";
 
-/// What the first process is to do before it starts the task.
+/// The steps of the first process before it starts the task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
     /// Number of the descriptor that it reports to.
@@ -40,7 +40,7 @@ pub(crate) struct Orders {
     pub(crate) privileges: Privileges,
 }
 
-/// What it reports, a line each: first [`Report::Started`] or another of the errors, then how the task ended.
+/// Its reports, one per line: first [`Report::Started`] or another of the errors, then how the task ended.
 #[derive(Debug, Serialize, Deserialize)]
 enum Report {
     Started,
@@ -80,7 +80,7 @@ impl Reports {
         }
     }
 
-    /// Waits until the task has ended; `None` if the first process was killed before it could say how.
+    /// Waits until the task has ended; `None` if the first process was killed before it could report how.
     pub(crate) fn ended(&mut self) -> Option<Exit> {
         match self.next() {
             Some(Report::Ended(exit)) => Some(exit),
@@ -143,7 +143,7 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
     }
 }
 
-/// The supervisor may have been killed. The task goes on all the same.
+/// The supervisor may have been killed. The task continues nevertheless.
 fn say(report: &mut File, what: &Report) {
     if let Ok(mut line) = serde_json::to_vec(what) {
         line.push(b'\n');
@@ -187,7 +187,7 @@ impl Orders {
         Ok(())
     }
 
-    /// What a task of root could reach beyond its own files and processes.
+    /// The paths by which a task of root could reach more than its own files and processes.
     fn close_the_machine(&self) -> Result<(), NamespaceError> {
         let of_kernel = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -211,7 +211,7 @@ impl Orders {
                 }
             }
         }
-        // Whoever may write to a group's list of processes may leave his own.
+        // A process that may write to a group's list of processes may leave its own group.
         for (kind, at) in mounts.lines().filter_map(kind_and_place) {
             let is_kernels = at.starts_with("/sys") && self.privileges != Privileges::Machine;
             if is_kernels || matches!(kind, "cgroup" | "cgroup2") {

@@ -1,13 +1,13 @@
 //! Starts, watches and stops a task behind the shim.
 //!
-//! - [`start_attached`]: the task is a child of this very process and shares its terminal (`cantle run`).
+//! - [`start_attached`]: the task is a child of this process and shares its terminal (`cantle run`).
 //! - [`start_detached`]: the task has a supervisor of its own and outlives this process (the agent); [`adopt`] finds it
 //!   again after a restart.
 //!
 //! - [`Engine::start`]: the task is a container of Docker or Podman.
 //!
-//! All return a [`RunningTask`]. The [`Backend`] is how the shim is put in place: the task's own mount namespace in which the
-//! driver's libraries are replaced, or `LD_PRELOAD` where mounts are impossible.
+//! All return a [`RunningTask`]. The [`Backend`] is the way in which the shim is installed: in the task's own mount
+//! namespace, where it replaces the driver's libraries, or with `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
 pub mod cdi;
@@ -35,15 +35,15 @@ pub use attached::start_attached;
 pub use cgroup::Cgroup;
 pub use container::{
     AdmissionError, ContainerOutput, ContainerSpec, DockerRun, DriverCopies, Engine, EngineError, EngineInfo,
-    Leftover, slice_edits,
+    Leftover, MachineRoot, cover_image_main, image_hook, image_hook_trial, slice_edits,
 };
 pub use detached::{adopt, start_detached};
-pub use error::StartError;
+pub use error::{StartError, listed};
 pub use exit::Exit;
 pub use fence::Fence;
-pub use filters::check_filters;
+pub use filters::{check_filters, filter_files};
 pub use privileges::{Privileges, is_withheld};
-pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, terminate};
+pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, parent_of, terminate};
 pub use running::{RunningTask, Stopper};
 pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;
@@ -51,6 +51,9 @@ pub use task_directory::TaskDirectory;
 
 /// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
 pub const TASK_INIT_COMMAND: &str = "__task-init";
+
+/// The first argument that makes the binary cover the driver's libraries in an image: see [`cover_image_main`].
+pub const COVER_IMAGE_COMMAND: &str = "__cover-image";
 
 /// Is this process itself inside a slice? Then a task started from here would be confined twice.
 #[must_use]

@@ -28,7 +28,7 @@ use nix::sched::{CloneFlags, unshare};
 use crate::{Confinement, DriverLibrary, Privileges};
 
 pub(crate) const CANTLE_DIR: &str = "/run/cantle";
-/// Where the shim looks for the slice's accounting.
+/// The directory in which the shim looks for the slice's accounting.
 pub(crate) const SLICE_DIR: &str = "/run/cantle/slice";
 pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
 pub(crate) const REAL_DIR: &str = "/run/cantle/real";

@@ -1,4 +1,5 @@
-//! What a task that runs as root must not be able to do: it could undo the mounts that confine it, or reach what is not its own.
+//! Removes the privileges by which a task that runs as root could undo the mounts that confine it, or reach what is not its
+//! own.
 
 use std::io;
 
@@ -10,7 +11,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What a task may do beyond what its user may.
+/// Extra privileges of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Privileges {
@@ -20,7 +21,8 @@ pub enum Privileges {
     Own,
     /// The same, and no program can bring more with it: `sudo` and the like have no effect.
     NoNew,
-    /// A task of root sees all processes and has all capabilities but those that undo its own limit. It was asked for in words.
+    /// A task of root sees all processes and has all capabilities but those that undo its own limit. It was requested
+    /// explicitly.
     Machine,
 }
 
@@ -32,8 +34,8 @@ const WITHHELD: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::DAC_READ_SEARCH);
 
-/// What container engines leave to root as well, without `MKNOD` (the devices of other GPUs, and disks); and memory that is locked
-/// and priorities, for programs that do their own input and output.
+/// The capabilities that container engines leave to root, without `MKNOD` (the devices of other GPUs, and disks). In
+/// addition, locked memory and priorities, for programs that do their own input and output.
 const OWN: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -64,7 +66,7 @@ pub(crate) fn withhold(privileges: Privileges) -> io::Result<()> {
             Err(why) => return Err(why.into()),
         }
     }
-    // These would come with a program whatever the bounding set says.
+    // A program would bring these in spite of the bounding set.
     clear_ambient_capability_set()?;
     let now = capabilities(None)?;
     let inheritable = now.inheritable.intersection(left);

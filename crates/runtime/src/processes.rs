@@ -1,7 +1,8 @@
-//! Which processes belong to a task, and how they are ended.
+//! Finds the processes of a task, and ends them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -28,17 +29,20 @@ struct Stat {
 
 impl Stat {
     fn read(pid: u32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        // Longer than any line; the kernel gives all of it to one read.
+        let mut line = [0; 2048];
+        let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+        Self::parse(line.get(..length)?)
     }
 
-    /// The second field is the program's name in parentheses and may hold anything, parentheses included.
-    fn parse(line: &str) -> Option<Self> {
-        let (_, rest) = line.rsplit_once(')')?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    /// The second field is the program's name in parentheses. It may hold any bytes, parentheses and what is no text included.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let name_ends = line.iter().rposition(|&byte| byte == b')')?;
+        let mut fields = std::str::from_utf8(line.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
         Some(Self {
-            state: fields.first()?.chars().next()?,
-            parent: fields.get(1)?.parse().ok()?,
-            start_ticks: fields.get(19)?.parse().ok()?,
+            state: fields.next()?.chars().next()?,
+            parent: fields.next()?.parse().ok()?,
+            start_ticks: fields.nth(17)?.parse().ok()?,
         })
     }
 
@@ -66,7 +70,8 @@ pub(crate) fn child_of(parent: &Holder) -> Option<Holder> {
 }
 
 /// The parent of a process.
-pub(crate) fn parent_of(pid: u32) -> Option<u32> {
+#[must_use]
+pub fn parent_of(pid: u32) -> Option<u32> {
     Stat::read(pid).map(|stat| stat.parent)
 }
 
@@ -103,7 +108,7 @@ pub fn leave_terminal() {
     let _ = nix::unistd::setsid();
 }
 
-/// Names a file whatever its path.
+/// Identifies a file independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileId {
     device: u64,
@@ -117,7 +122,7 @@ impl FileId {
     }
 }
 
-/// What the processes of one task have in common.
+/// The common properties of the processes of one task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Scope {
     /// The boot during which this was written: pids and start times mean nothing after the next.
@@ -127,10 +132,11 @@ pub(crate) struct Scope {
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
     pub(crate) leader: Holder,
-    /// The slice's `usage` file: a process that sees it as `/run/cantle/slice/usage` belongs to the task, whatever its
-    /// parent is now. (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
+    /// The slice's `usage` file: a process that sees it as `/run/cantle/slice/usage` belongs to the task, with any parent.
+    /// (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
     pub(crate) usage: Option<FileId>,
-    /// The task's control group, if it could have one. Then it alone says who belongs to the task, and the rest of this are hints.
+    /// The task's control group, if it could have one. Then it alone determines which processes belong to the task, and the
+    /// other fields are hints.
     #[serde(default)]
     pub(crate) cgroup: Option<Cgroup>,
 }
@@ -146,12 +152,11 @@ impl Scope {
         if self.boot != boot_id() {
             return Vec::new();
         }
-        let all = all_processes();
         if let Some(cgroup) = &self.cgroup {
-            let alive = |pid: u32| all.get(&pid).filter(|stat| !stat.is_dead()).map(|stat| (pid, stat));
-            let members = cgroup.members().into_iter().filter(|pid| *pid != self.root.pid).filter_map(alive);
-            return members.map(|(pid, stat)| Holder { pid, start_ticks: stat.start_ticks }).collect();
+            let members = cgroup.members().into_iter().filter(|pid| *pid != self.root.pid);
+            return members.filter_map(holder_of).collect();
         }
+        let all = all_processes();
         let mut found: BTreeSet<u32> = BTreeSet::new();
         for ancestor in [self.root, self.leader] {
             if all.get(&ancestor.pid).is_some_and(|stat| stat.start_ticks == ancestor.start_ticks) {
@@ -168,7 +173,7 @@ impl Scope {
             Some(Holder { pid, start_ticks: stat.start_ticks })
         };
         let members = found.into_iter().filter_map(living);
-        // The leader's pid may be somebody else's by now.
+        // The leader's pid may belong to another process by now.
         members.filter(|member| member.pid != self.leader.pid || *member == self.leader).collect()
     }
 
@@ -211,7 +216,7 @@ impl Scope {
     pub(crate) fn kill_once(&self) -> bool {
         let members = self.members();
         if !members.is_empty() {
-            // In a pid namespace nobody outlives the first process.
+            // In a pid namespace no process outlives the first one.
             self.end_first();
             if let Some(cgroup) = &self.cgroup {
                 cgroup.kill();
@@ -221,7 +226,7 @@ impl Scope {
         members.is_empty()
     }
 
-    /// Once nobody is left: ends the first process and removes the control group.
+    /// Once no process is left: ends the first process and removes the control group.
     pub(crate) fn close(&self) {
         if self.root.pid == std::process::id() {
             return;
@@ -285,10 +290,10 @@ mod tests {
     #[test]
     fn a_name_may_hold_anything() {
         let line =
-            "7 (a) R 1 (b) S 42 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1 18446744073709551615";
+            b"7 (a) R 1 (\xff) S 42 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1 18446744073709551615";
         assert_eq!(Stat::parse(line), Some(Stat { state: 'S', parent: 42, start_ticks: 987_654 }));
-        assert_eq!(Stat::parse("7 (x"), None);
-        assert_eq!(Stat::parse("7 (x) S"), None);
+        assert_eq!(Stat::parse(b"7 (x"), None);
+        assert_eq!(Stat::parse(b"7 (x) S"), None);
     }
 
     #[test]

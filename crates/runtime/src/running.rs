@@ -29,7 +29,7 @@ impl RunningTask {
         self.scope().leader
     }
 
-    /// What enforces its limit.
+    /// The backend that enforces its limit.
     #[must_use]
     pub const fn backend(&self) -> &Backend {
         match &self.kind {
@@ -58,7 +58,7 @@ impl RunningTask {
         }
     }
 
-    /// A handle that stops it, usable while somebody waits.
+    /// A handle that stops it, usable while another thread waits.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         let engine = match &self.kind {
@@ -116,7 +116,7 @@ impl Stopper {
     async fn end(&self, grace: Duration) {
         match &self.engine {
             Some(engine) if engine.stop(grace).await => {}
-            // No engine, or one that hangs: its processes are ended all the same.
+            // No engine, or one that hangs: its processes are ended nevertheless.
             _ => self.scope.end(grace).await,
         }
     }

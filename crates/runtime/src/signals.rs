@@ -13,8 +13,8 @@ pub(crate) type Signals = mpsc::UnboundedReceiver<Signal>;
 pub(crate) enum FromTerminal {
     /// They are: the task is not in the terminal's foreground process group.
     Forwarded,
-    /// They reach the task by themselves and must not be passed on. They are caught all the same, so that this
-    /// process outlives the task and can report how it ended.
+    /// They reach the task by themselves and must not be passed on. They are caught nevertheless, so that this process
+    /// outlives the task and can report how it ended.
     Caught,
 }
 

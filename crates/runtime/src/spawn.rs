@@ -1,4 +1,4 @@
-//! From a spec to a first process, confined.
+//! Starts the confined first process of a task from its spec.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use crate::first::{Orders, Reports};
 use crate::processes::{FileId, Scope, child_of, pid_of};
 use crate::{Backend, BackendChoice, Privileges, StartError, TaskSpec, environment, holder_of, namespace};
 
-/// Where the task's stdin, stdout and stderr go.
+/// The task's stdin, stdout and stderr.
 pub(crate) enum Stdio3 {
     /// Those of this process.
     Inherit,
@@ -32,7 +32,7 @@ pub(crate) enum Group {
 pub(crate) struct Spawned {
     pub(crate) scope: Scope,
     pub(crate) backend: Backend,
-    /// What the task's first process reports; none of a task without GPUs, which is its own first process.
+    /// The report of the task's first process; none for a task without GPUs, which is its own first process.
     pub(crate) reports: Option<Reports>,
 }
 

@@ -34,11 +34,11 @@ pub struct TaskSpec {
     pub clear_env: bool,
     /// Working directory; this process's if none.
     pub cwd: Option<PathBuf>,
-    /// What keeps it inside its slices.
+    /// The confinement of the task.
     pub confinement: Confinement,
 }
 
-/// What keeps a task inside its slices.
+/// The confinement of a task to its slices.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Confinement {
     /// Directory of the filter libraries and `libcantle-preload.so` (`<lib>/shim`).
@@ -50,19 +50,19 @@ pub struct Confinement {
     pub gate: bool,
     /// The driver's libraries and all their names on this machine.
     pub libraries: DriverLibraries,
-    /// Which backend may be used.
+    /// The accepted backends.
     #[serde(default, rename = "wish")]
     pub backend: BackendChoice,
     /// Directories that the task finds empty: where the accounting of all tasks is.
     #[serde(default)]
     pub hidden: Vec<PathBuf>,
-    /// What the task may do beyond what its user may.
+    /// Extra privileges of the task.
     #[serde(default)]
     pub privileges: Privileges,
 }
 
 impl Confinement {
-    /// The filter that stands in for the driver's library of this name, `libcuda.so` or `libnvidia-ml.so`.
+    /// The filter that replaces the driver's library of this name, `libcuda.so` or `libnvidia-ml.so`.
     pub(crate) fn filter(&self, stem: &str) -> PathBuf {
         let file = format!("{stem}.1");
         if self.gate && stem == "libcuda.so" {
@@ -100,7 +100,7 @@ pub struct DriverLibrary {
     pub names: Vec<PathBuf>,
 }
 
-/// Which backend the caller accepts.
+/// The backends that the caller accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackendChoice {
@@ -113,7 +113,7 @@ pub enum BackendChoice {
     Preload,
 }
 
-/// How the shim gets between a task and its driver.
+/// The way in which the shim is installed between a task and its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
@@ -133,7 +133,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// What keeps the task to its slices; `None` for a task without any.
+    /// The backend that enforces the task's slices; `None` for a task without slices.
     #[must_use]
     pub const fn enforcement(&self) -> Option<Enforcement> {
         match self {

@@ -1,5 +1,5 @@
-//! Waits for a task and for everything it leaves behind. In `cantle run` this is a thread. A task of the agent has a
-//! process for it, so that the task outlives the agent and its end is recorded.
+//! Waits for a task and for all processes that it leaves behind. In `cantle run` the supervisor is a thread. A task of
+//! the agent has a supervisor process, so that the task outlives the agent and its end is recorded.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ use crate::{Exit, StartError, TaskDirectory};
 /// Time between SIGTERM and SIGKILL for the processes that a task's first process leaves behind.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
-/// What the supervisor reports to whoever started it.
+/// What the supervisor reports to the program that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
     Started(TaskState),
@@ -126,7 +126,7 @@ fn start(directory: &TaskDirectory) -> Result<(Scope, Option<Reports>, File), St
     let scope = spawned.scope;
     let state = TaskState { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
     directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
-    // The agent may have been killed meanwhile. The task runs all the same, and the next agent reads the directory.
+    // The agent may have been killed meanwhile. The task runs nevertheless, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
     Ok((scope, spawned.reports, lock))
 }

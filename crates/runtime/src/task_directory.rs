@@ -1,4 +1,4 @@
-//! The directory of one task: what is known of it on disk, and the right to start it.
+//! The directory of one task: its state on disk, and the right to start it.
 //!
 //! ```text
 //! lock         locked by the task's supervisor as long as it lives
@@ -13,25 +13,25 @@
 //! A task in a container has neither `lock` nor `task.json`: the engine is its supervisor. The program that starts tasks may
 //! keep files of its own in the directory ([`TaskDirectory::owner_file`]).
 //!
-//! # Who may start a task from here
+//! # Who may start a task from this directory
 //!
-//! The supervisor is a process that gets nothing but this directory, and the program that started it may be killed at any
+//! The supervisor is a process that gets only this directory, and the program that started it may be killed at any
 //! instant. The lock decides:
 //!
-//! 1. The supervisor takes the lock, and ends at once if somebody has it.
+//! 1. The supervisor takes the lock, and ends at once if another process has it.
 //! 2. Only then it reads `task.json`, and ends if there is none.
 //! 3. It keeps the lock until nothing of the task is left and `exit.json` is written. The kernel releases the lock when
 //!    the supervisor dies, however it dies.
 //!
-//! So "is the lock taken?" means "does a supervisor live?" ([`TaskDirectory::is_supervised`]). To make sure that nothing
-//! starts any more, take the lock and remove `task.json` while holding it ([`TaskDirectory::disarm`]): a
-//! supervisor that comes later finds nothing to start.
+//! So a taken lock means that a supervisor lives ([`TaskDirectory::is_supervised`]). To make sure that nothing starts
+//! any more, take the lock and remove `task.json` while holding it ([`TaskDirectory::disarm`]): a supervisor that comes
+//! later finds nothing to start.
 //!
 //! # What survives what
 //!
 //! All of it survives the death of any process. `exit.json` survives a loss of power too, and so does the `state.json` by
-//! which an ended task is found: the end of a task is reported to a server that does not lose its power with this machine.
-//! The start of a task waits for no disk, because a loss of power ends the task as well.
+//! which an ended task is found: the end must still be reported to the server, which keeps its power. The start of a task
+//! is not synced to disk, because a loss of power ends the task as well.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -56,7 +56,7 @@ const FENCED: &str = "fenced";
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskDirectory(PathBuf);
 
-/// What `state.json` says: enough to find a started task again.
+/// The contents of `state.json`: enough to find a started task again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TaskState {
     pub(crate) scope: Scope,
@@ -64,7 +64,7 @@ pub(crate) struct TaskState {
     /// The container, if it is one.
     #[serde(default)]
     pub(crate) container: Option<ContainerRef>,
-    /// How many bytes at the beginning of a container's output file are cantle's own.
+    /// The length of cantle's own lines at the beginning of a container's output file.
     #[serde(default)]
     pub(crate) head_len: u64,
 }
@@ -97,13 +97,13 @@ impl TaskDirectory {
         Ok(directory)
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// What the task prints.
+    /// The output of the task.
     #[must_use]
     pub fn output(&self) -> PathBuf {
         self.0.join(OUTPUT)

@@ -1,4 +1,4 @@
-//! A task on this process's terminal: what is in its way, how it ends, what it leaves behind.
+//! A task on this process's terminal: its confinement, its end, and the processes that it leaves behind.
 
 mod common;
 

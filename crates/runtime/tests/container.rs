@@ -243,7 +243,7 @@ async fn a_front_end_shows_the_container_as_if_it_were_its_own() {
     assert!(!docker.is_left(&lease(&bench)).await);
 }
 
-/// Time is told to pass here, so that the limits need not be waited for.
+/// The test moves the clock itself, so that it need not wait for the limits.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_hangs_is_given_up() {
     let dir = tempfile::tempdir().unwrap();

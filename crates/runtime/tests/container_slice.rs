@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cantle_runtime::{ContainerSpec, Exit, RunningTask, TaskSpec, cdi, slice_edits};
+use cantle_runtime::{ContainerSpec, Exit, RunningTask, TaskSpec, cdi, image_hook, slice_edits};
 use common::docker::{Docker, lease, output, spec};
 use common::{Bench, eventually, stdout};
 
@@ -74,7 +74,7 @@ impl GpuSlice {
     }
 }
 
-/// What the driver itself holds of each GPU.
+/// The driver's own record of each GPU.
 fn truth() -> serde_json::Value {
     let script = repository().join("tests/docker/truth.py");
     let output = Command::new("python3").arg(script).output().unwrap();
@@ -82,8 +82,8 @@ fn truth() -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What the card takes for a context, seen from outside: what a process without a slice can't get of 40 GiB.
-/// At the same time the negative control: without cantle the same program takes the whole card.
+/// The memory of a context, seen from outside: what a process without a slice can't get of 40 GiB. At the same time the
+/// negative control: without cantle the same program takes the whole card.
 fn context_bytes() -> u64 {
     let script = repository().join("tests/docker/fill.py");
     let output = Command::new("python3").arg(script).output().unwrap();
@@ -148,7 +148,7 @@ const ATTEMPTS: [&str; 23] = [
     "setsid --wait sh -c 'setsid --wait sh -c \"setsid --wait python3 /tools/fill.py\"'",
     "setpriv --reuid=65534 --clear-groups python3 /tools/fill.py",
     "mkdir /tmp/jail; mount --rbind / /tmp/jail; chroot / env -i python3 /tools/fill.py",
-    // The last one: from here on nothing is given to anybody any more.
+    // The last one: from here on no process gets memory any more.
     "dd if=/dev/zero of=/run/cantle/slice/usage bs=4096 count=1 conv=notrunc; python3 /tools/fill.py",
 ];
 
@@ -170,11 +170,36 @@ async fn a_container_cannot_lift_its_limit() {
     }
 }
 
-/// Where Debian's Podman looks for specs of devices, and nowhere else.
+/// The only directory in which Debian's Podman looks for specs of devices.
 const CDI_DIR: &str = "/var/run/cdi";
 
 /// Podman's own client, on the storage that `tests/docker/podman.sh` made.
 fn podman_run(dir: &Path, options: &[&str]) -> std::process::Output {
+    podman_says(
+        dir,
+        options,
+        "test -b /dev/nvidia0 && test ! -e /dev/nvidia1 && echo nodes; env -i python3 /tools/fill.py",
+    )
+}
+
+const VERSION_AND_FILL: &str = "python3 /tools/cuda_version.py; python3 /tools/fill.py";
+
+/// A libcuda as CUDA's compatibility package has one, for a program of CUDA 13.
+fn compatibility_package() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "import sys; from copies import library; library('/usr/lib/x86_64-linux-gnu/libcuda.so.1', sys.argv[1], '580.65.06')";
+    let file = dir.path().join("libcuda.so.580.65.06");
+    let made = Command::new("python3")
+        .env("PYTHONPATH", repository().join("tests/docker"))
+        .args(["-c", script])
+        .arg(&file)
+        .status();
+    assert!(made.unwrap().success());
+    std::os::unix::fs::symlink("libcuda.so.580.65.06", dir.path().join("libcuda.so.1")).unwrap();
+    dir
+}
+
+fn podman_says(dir: &Path, options: &[&str], script: &str) -> std::process::Output {
     let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
     Command::new("podman")
         .env("CONTAINERS_CONF", dir.join("containers.conf"))
@@ -182,12 +207,12 @@ fn podman_run(dir: &Path, options: &[&str]) -> std::process::Output {
         .args(["run", "--rm", "-v", &tools])
         .args(options)
         .args(["localhost/cantle-test:base", "sh", "-c"])
-        .arg("test -b /dev/nvidia0 && test ! -e /dev/nvidia1 && echo nodes; env -i python3 /tools/fill.py")
+        .arg(script)
         .output()
         .unwrap()
 }
 
-/// What an engine makes of the spec that it reads.
+/// The result of the spec in an engine.
 #[test]
 fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
     let Some(podman) = std::env::var_os("CANTLE_TEST_PODMAN").map(PathBuf::from) else {
@@ -197,11 +222,23 @@ fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
     let Some(slice) = GpuSlice::new() else { return };
     let lease = slice.spec.lease.0.as_str();
     let is_new = !Path::new(CDI_DIR).exists();
-    let container_edits = slice_edits(&slice.spec, &nodes(), &[]);
-    let device = cdi::CdiDevice { name: lease.to_owned(), container_edits };
-    cdi::Spec::of_slices(vec![device]).write(Path::new(CDI_DIR), lease).unwrap();
+    let mut container_edits = slice_edits(&slice.spec, &nodes(), &[]);
+    let package = compatibility_package();
+    let volume = format!("{}:/usr/local/cuda/compat", package.path().display());
+    let name = cdi::qualified(lease);
+    let brings =
+        ["-v", &volume, "--env", "LD_LIBRARY_PATH=/usr/local/cuda/compat", "--device", name.as_str()];
+    let write = |container_edits: &cdi::Edits| {
+        let device = cdi::CdiDevice { name: lease.to_owned(), container_edits: container_edits.clone() };
+        cdi::Spec::of_slices(vec![device]).write(Path::new(CDI_DIR), lease).unwrap();
+    };
+    write(&container_edits);
+    let unhooked = podman_says(&podman, &brings, VERSION_AND_FILL);
+    container_edits.hooks.push(image_hook(&slice.spec, &repository().join("dist/bin/cantle")));
+    write(&container_edits);
 
     let with = podman_run(&podman, &["--device", &cdi::qualified(lease)]);
+    let brought = podman_says(&podman, &brings, VERSION_AND_FILL);
     cdi::remove(Path::new(CDI_DIR), lease).unwrap();
     let after = podman_run(&podman, &["--device", &cdi::qualified(lease)]);
     let without = podman_run(&podman, &[]);
@@ -215,6 +252,13 @@ fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
     assert_eq!(seen, "nodes");
     let taken_mib: u64 = filled.split(' ').next().unwrap().parse().unwrap();
     assert!(taken_mib < LIMIT_MIB && filled.ends_with(&format!(" 2 {LIMIT_MIB}")), "{filled}");
+    let text = stdout(&unhooked);
+    assert!(text.trim().ends_with(&format!(" 2 {CARD_MIB}")), "negative control, without the hook: {text}");
+    let text = stdout(&brought);
+    let (version, filled) =
+        text.trim().split_once('\n').unwrap_or_else(|| panic!("{text}{}", common::stderr(&brought)));
+    assert_eq!(version, "0 13000", "the newer libcuda is used");
+    assert!(filled.ends_with(&format!(" 2 {LIMIT_MIB}")), "with the limit: {filled}");
     assert!(!after.status.success(), "a device that is gone is unknown to the engine");
     assert!(stdout(&without).is_empty() && !without.status.success(), "without it there is no GPU");
 }

@@ -1,4 +1,4 @@
-//! A task with a supervisor: it outlives whoever started it, and is found again.
+//! A task with a supervisor: it outlives the program that started it, and is found again.
 
 mod common;
 
@@ -20,6 +20,40 @@ async fn output_and_end_are_on_disk() {
     assert_eq!(task.wait().await, Exit::Code(5), "asked again");
     assert_eq!(read(&dir.join("output.log")), "out\nerr");
     assert_eq!(adopt(&bench.task()).unwrap().wait().await, Exit::Code(5), "adopted after its end");
+}
+
+/// What a service of root has: no home directory, and systemd's variables. A process of its own, because its environment is the test.
+#[test]
+fn a_task_of_a_service_has_a_home_and_nothing_of_systemd() {
+    const INSIDE: &str = "CANTLE_TEST_INSIDE";
+    let of_systemd = ["INVOCATION_ID", "JOURNAL_STREAM", "STATE_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"];
+    let of_logins = ["HOME", "USER", "LOGNAME", "SHELL"];
+    if std::env::var_os(INSIDE).is_none() {
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", "a_task_of_a_service_has_a_home_and_nothing_of_systemd"]).env(INSIDE, "1");
+        for name in of_systemd {
+            own.env(name, "of the service");
+        }
+        for name in of_logins {
+            own.env_remove(name);
+        }
+        own.env("SHELL", "/own/shell");
+        assert!(own.status().unwrap().success());
+        return;
+    }
+    let bench = Bench::new();
+    let spec = bench.shell("env");
+    let task = async { start_detached(&spec, &bench.task(), &start_program()).await.unwrap().wait().await };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(runtime.block_on(task), Exit::Code(0));
+    let env = read(&bench.path("task/output.log"));
+    let value = |name: &str| env.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap();
+    assert_eq!(value("HOME"), user.dir.to_str());
+    assert_eq!((value("USER"), value("LOGNAME")), (Some(user.name.as_str()), Some(user.name.as_str())));
+    assert_eq!(value("SHELL"), Some("/own/shell"), "what the agent has is not changed");
+    assert_eq!(value(INSIDE), Some("1"), "the control: the rest of the environment is passed on");
+    assert_eq!(of_systemd.map(value), [None; 5]);
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
-//! The project tree with what each project holds, what it asks for and what is fair.
+//! The project tree, with each project's use, demand and fair share.
 
 use std::collections::BTreeMap;
 
 use crate::fairshare::{Claim, divide};
 use crate::{Amounts, Project, Quota, RESOURCES, Resource, UsedShare};
 
-/// Position of the root, which stands for the cluster.
+/// Position of the root, which is the cluster.
 pub(crate) const ROOT: usize = 0;
 
 /// One project, or the root.
@@ -46,7 +46,7 @@ pub struct GpuShare {
     pub requested_milli: u64,
     /// Guaranteed.
     pub deserved_milli: u64,
-    /// What is fair at the moment, given what all ask for.
+    /// The fair share at the moment, given all demands.
     pub fair_milli: u64,
     /// Never more than this.
     pub limit_milli: Option<u64>,
@@ -59,12 +59,12 @@ pub(crate) struct Binding {
     pub(crate) resource: Resource,
     pub(crate) most: u64,
     pub(crate) held: u64,
-    /// How much the task asks for.
+    /// The demand of the task.
     pub(crate) asked: u64,
 }
 
 impl Accounts {
-    /// A tree without holdings. A project whose parent is unknown (or below itself) stands at the top.
+    /// A tree without holdings. A project whose parent is unknown (or below itself) is at the top.
     pub(crate) fn new(projects: &[Project], capacity: Amounts) -> Self {
         let everything = Quota { deserved: None, limit: None, weight: 1 };
         let mut accounts = vec![Account::new("", 0, [everything; 3], 0, 0)];
@@ -197,7 +197,7 @@ impl Accounts {
         None
     }
 
-    /// The first fair share that `amounts` more would go beyond, if any: nobody is stopped for such a task, see
+    /// The first fair share that `amounts` more would go beyond, if any: no task is stopped for such a task, see
     /// [`Self::may_lose`].
     pub(crate) fn over_share(&self, project: usize, amounts: Amounts) -> Option<UsedShare> {
         let most = |account: &Account, resource: usize| Some(account.fair.0[resource]);
@@ -238,7 +238,7 @@ impl Accounts {
     }
 
     /// Would `wanted` in exchange for `given_up` of the same project leave it, or one above it, with more than before and
-    /// more than it may keep? Then it would be taken back at once, and so on for ever: a project grows beyond its share
+    /// more than it may keep? Then it would be taken back at once, and so on forever: a project grows beyond its share
     /// into free room only.
     pub(crate) fn grows_over_share(&self, project: usize, wanted: Amounts, given_up: Amounts) -> bool {
         self.path(project).iter().map(|&at| &self.accounts[at]).any(|account| {
@@ -318,7 +318,7 @@ impl Account {
         }
     }
 
-    /// What it may keep: its quota or its fair share, no more than its limit.
+    /// The amount that it may keep: its quota or its fair share, at most its limit.
     fn keeps(&self) -> Amounts {
         let keeps = |at: usize| {
             self.fair.0[at].max(self.deserved.0[at]).min(self.quotas[at].limit.unwrap_or(u64::MAX))

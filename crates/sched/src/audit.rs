@@ -1,5 +1,5 @@
-//! Proves that a plan takes nothing twice and gives each task what it asked for. Written apart from the planner: it
-//! shares the model with it and nothing else, so that one mistake is not made in both.
+//! Checks that a plan takes nothing twice and gives each task what it requested. It is written independently of the
+//! planner: the two share only the model, so that one mistake is not made in both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use cantle_model::{GpuRequest, GpuUuid, Isolation, Milli, QueueWant, Slice, Task
 use crate::audit_instance::is_as_requested;
 use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Snapshot, Start, Waiting};
 
-/// What is wrong with a plan. Any one of them forbids to execute it.
+/// The fault of a plan. Any one of them forbids to execute it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// More memory than a GPU has.
@@ -18,7 +18,7 @@ pub enum Violation {
         gpu: GpuUuid,
         /// Sum of limits and foreign use, in bytes.
         bytes: u64,
-        /// What it has, in bytes.
+        /// Its memory, in bytes.
         memory_bytes: u64,
     },
     /// More compute time than there is.
@@ -44,7 +44,7 @@ pub enum Violation {
         most: usize,
     },
     /// More CPU or memory than a host has.
-    #[error("node {node}: more CPU or memory given out than it has")]
+    #[error("node {node}: more CPU or memory allocated than it has")]
     OverHost {
         /// The node.
         node: String,
@@ -67,7 +67,7 @@ pub enum Violation {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// Not what was asked for.
+    /// Not what was requested.
     #[error("task {task}: gets {got} slices that are not what its queue {queue} gives")]
     NotAsAsked {
         /// The task.
@@ -90,7 +90,7 @@ pub enum Violation {
     BadEviction {
         /// The task to stop.
         task: TaskId,
-        /// For whom.
+        /// The task that it would stop for.
         for_task: TaskId,
     },
     /// More than a project's limit.
@@ -102,7 +102,7 @@ pub enum Violation {
         resource: Resource,
         /// The limit.
         limit: u64,
-        /// What it would hold.
+        /// The amount that it would hold.
         held: u64,
     },
     /// Some of a gang are started and others not.
@@ -191,7 +191,7 @@ fn evictions(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
 fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec<Violation>) {
     let belongs = |of: Option<&str>| {
         let mut at = of;
-        // A path is never longer than the number of projects, even if somebody made it a circle.
+        // A path is never longer than the number of projects, even if it is a circle.
         for _ in 0..=state.projects.len() {
             if at == Some(project.name.as_str()) {
                 return true;
@@ -292,7 +292,11 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
     if let Some(mig) = &slice.mig {
         let table = gpu.mig.as_ref().map(|geometry| &geometry.table);
         let is_instance = table.is_some_and(|table| is_as_requested(&request, slice, mig, table));
-        return model_ok && waiting.isolation != Isolation::Shared && is_instance;
+        // Nothing divides the time of an instance. A task that requests both is refused when it starts.
+        let ungated = !waiting.compute.is_enforced()
+            || waiting.isolation == Isolation::Mig
+            || matches!(request, GpuRequest::MigProfile(_));
+        return model_ok && waiting.isolation != Isolation::Shared && is_instance && ungated;
     }
     let own = queue.spec.want == QueueWant::Task && request != GpuRequest::Gpus(1);
     let compute = waiting.compute.named_part().filter(|_| own);
@@ -304,7 +308,7 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
         })
 }
 
-/// Instances by first unit and size, whoever holds them, must not overlap, nor be more of a profile than there can be.
+/// Instances by first unit and size, of all holders, must not overlap, nor be more of a profile than there can be.
 fn instances(gpu: &GpuState, slices: &[&Slice], violations: &mut Vec<Violation>) {
     let Some(geometry) = &gpu.mig else { return };
     let held = slices.iter().filter_map(|slice| slice.mig.as_ref());

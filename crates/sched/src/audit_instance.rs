@@ -1,5 +1,5 @@
-//! The audit's own reading of which MIG instance a request gets. The planner's is `cantle_mig::grant`; they share the table
-//! of profiles and nothing else, so that one mistake is not made in both.
+//! The audit's own rule for the MIG instance that a request gets. The planner's rule is `cantle_mig::grant`. The two share
+//! only the table of profiles, so that one mistake is not made in both.
 
 use cantle_mig::{Profile, Table};
 use cantle_model::{GpuRequest, MigInstance, Slice};
@@ -37,15 +37,14 @@ fn enough(request: &GpuRequest, profile: &Profile, table: &Table) -> bool {
             u64::from(profile.size) * 10_000 >= u64::from(part.ten_thousandths()) * u64::from(table.units)
         }
         GpuRequest::Memory(bytes) => profile.memory_bytes >= bytes.0,
-        // Of instances that stand, the largest one is the whole of what there is.
+        // Among fixed instances, the largest one counts as the whole GPU.
         GpuRequest::Gpus(1) if table.fixed => table.profiles.iter().all(|other| other.size <= profile.size),
         GpuRequest::Gpus(count) => *count == 1 && profile.size >= table.units,
         GpuRequest::MigProfile(_) => false,
     }
 }
 
-/// What makes one profile smaller than another: memory where memory was asked for, else the memory slices; then the
-/// compute slices.
+/// The order of profiles by size: memory where memory was requested, else the memory slices; then the compute slices.
 fn size(request: &GpuRequest, profile: &Profile) -> (u64, u32) {
     let by_memory = matches!(request, GpuRequest::Memory(_));
     let first = if by_memory { profile.memory_bytes } else { u64::from(profile.size) };

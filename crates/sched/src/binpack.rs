@@ -1,4 +1,4 @@
-//! Binpack and spread: fullest first, or emptiest first, by what is free and nothing else.
+//! The policies binpack and spread: fullest first, or emptiest first, by free capacity only.
 
 use cantle_mig::GpuGeometry;
 use cantle_model::Milli;
@@ -71,8 +71,8 @@ pub(crate) fn choose<P: Ord>(
     Some(fitting.into_iter().map(|(_, at, share)| (at, share)).collect())
 }
 
-/// What speaks against an instance where a shared GPU would do: it may be larger than what was asked for (then the same
-/// on a shared GPU costs less), and an instance of all of a GPU has less memory than the GPU.
+/// The penalty of an instance where a shared GPU would do: it may be larger than what was asked for (then the same on a
+/// shared GPU costs less), and an instance of all of a GPU has less memory than the GPU.
 fn instance_costs(share: Cut, least_milli: u32) -> (u32, bool) {
     share.mig.map_or((0, false), |_| (share.milli.0 - least_milli, share.milli == Milli::ONE))
 }
@@ -94,7 +94,7 @@ impl Cluster {
         Some(places)
     }
 
-    /// The same, for those who only want to know.
+    /// The same; returns only whether all fit.
     pub(crate) fn fill(&mut self, shapes: &[Shape]) -> bool {
         self.fill_places(shapes).is_some()
     }
@@ -106,7 +106,7 @@ impl Cluster {
     }
 }
 
-/// How empty the node would be: GPUs short of the wish, GPUs newly cut, thousandths left on the GPUs taken from,
+/// The emptiness of the node: GPUs short of the wish, GPUs newly cut, thousandths left on the GPUs taken from,
 /// thousandths free on the node, CPU left, and a digest of the whole node.
 pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> Rank {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);

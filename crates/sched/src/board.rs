@@ -1,4 +1,4 @@
-//! The free amounts of one round, seen three ways, kept in step.
+//! The free amounts of one round in three views, which are updated together.
 
 use crate::evict::elsewhere;
 use crate::{Cause, Cluster, Picker, Place, Policy, Shape, Snapshot, Standard};
@@ -35,7 +35,7 @@ impl Board {
     }
 }
 
-/// What is free now, what of it is not kept for somebody, and what will be free once all that was asked to stop has.
+/// The free amounts now, those of them that are not reserved, and those after all stopping tasks have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Boards {
     pub(crate) open: Board,
@@ -88,7 +88,7 @@ impl Boards {
         self.reservable().hold(place);
     }
 
-    /// What is not kept, to keep more of it.
+    /// The amounts that are not reserved, to reserve more of them.
     pub(crate) fn reservable(&mut self) -> &mut Cluster {
         &mut self.unreserved.get_or_insert_with(|| self.open.clone()).cluster
     }

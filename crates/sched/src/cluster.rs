@@ -1,4 +1,4 @@
-//! What is free, GPU by GPU, while a plan is made or a simulation runs.
+//! The free capacity of each GPU, while a plan is made or a simulation runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
 use crate::{Amounts, Cut, Demand, GpuClass, GpuState, Host, InstanceCut, Node, Running, Shape, Snapshot};
 
-/// What is free of one GPU.
+/// The free capacity of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFree {
     /// Position of its kind in [`Cluster::classes`].
@@ -32,14 +32,14 @@ impl GpuFree {
     }
 }
 
-/// What is free of one node.
+/// The free capacity of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeFree {
     /// Its GPUs in index order.
     pub gpus: Vec<GpuFree>,
     /// CPU and memory; the greatest numbers if they are not counted.
     pub host: Host,
-    /// Where MIG instances go, by what is expected to be asked for.
+    /// The planner of MIG instances, which knows the expected demand.
     pub(crate) planner: Arc<Planner>,
 }
 
@@ -50,12 +50,12 @@ pub struct Place {
     pub node: usize,
     /// Positions of GPUs on the node and what is taken of each.
     pub gpus: Vec<(usize, Cut)>,
-    /// What is taken of the host.
+    /// The amounts taken of the host.
     pub host: Host,
 }
 
 impl Place {
-    /// What it counts against quotas.
+    /// Its count against quotas.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         let milli = self.gpus.iter().map(|(_, share)| u64::from(share.milli.0)).sum();
@@ -129,7 +129,7 @@ impl Cluster {
         Self { classes, nodes: amounts, names, changes: Vec::new() }
     }
 
-    /// What `state` leaves free.
+    /// The capacity that `state` leaves free.
     #[must_use]
     pub fn of(state: &Snapshot) -> Self {
         let mut cluster = Self::empty(&state.nodes);
@@ -154,7 +154,7 @@ impl Cluster {
         self.names.iter().enumerate().map(|(at, names)| (names.node.clone(), at)).collect()
     }
 
-    /// What a running task holds; `None` if its node is not here (then it holds nothing here either).
+    /// The holdings of a running task; `None` if its node is not here (then it holds nothing here either).
     pub(crate) fn place_of(&self, by_name: &BTreeMap<String, usize>, running: &Running) -> Option<Place> {
         let node = *by_name.get(&running.node)?;
         let at = |slice: &Slice| self.names[node].gpus.iter().position(|(uuid, _)| *uuid == slice.gpu);
@@ -180,7 +180,7 @@ impl Cluster {
         Shape::new(demand, &self.classes)
     }
 
-    /// Takes a place. What is already over (foreign use may grow under a slice) stays at nothing free.
+    /// Takes a place. An excess (foreign use may grow under a slice) leaves zero free.
     pub fn take(&mut self, place: &Place) {
         self.change(place, GpuFree::take, u64::saturating_sub);
     }
@@ -204,7 +204,7 @@ impl Cluster {
         self.changes.push(place.node);
     }
 
-    /// Takes of a place what is free of it: the rest will be free later, and nobody else shall have this part.
+    /// Takes of a place what is free of it: the rest will be free later, and no other task may take this part.
     pub(crate) fn hold(&mut self, place: &Place) {
         let mut now = place.clone();
         for (gpu, share) in &mut now.gpus {
@@ -239,13 +239,13 @@ impl Cluster {
         self.nodes.is_empty()
     }
 
-    /// What is free of the node at this position.
+    /// The free capacity of the node at this position.
     #[must_use]
     pub fn node(&self, node: usize) -> &NodeFree {
         &self.nodes[node]
     }
 
-    /// What is free of all nodes.
+    /// The free capacity of all nodes.
     pub(crate) fn nodes(&self) -> &[NodeFree] {
         &self.nodes
     }
@@ -294,8 +294,8 @@ impl Cluster {
     }
 }
 
-/// How often each MIG profile is asked for; empty if that is not known. What has not been asked for yet counts as if it had
-/// been once: there is always a first time.
+/// The frequency of requests for each MIG profile; empty if unknown. A profile without requests counts as if it had been
+/// requested once: there is always a first time.
 fn expected_profiles(mix: &[(Demand, u32)], classes: &[GpuClass]) -> Vec<(String, f64)> {
     let tables = || classes.iter().filter_map(|class| class.table.as_deref());
     if tables().next().is_none() {

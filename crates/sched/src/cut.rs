@@ -1,14 +1,14 @@
-//! What is taken of one GPU: a share of it, or an instance on a GPU in MIG mode.
+//! A cut: the part of one GPU that a task takes, as a share or as an instance on a GPU in MIG mode.
 
 use cantle_mig::{GpuGeometry, Planner};
 use cantle_model::{Milli, Share};
 
 use crate::{GpuFree, NodeFree, Obstacle, Shape};
 
-/// What is taken of one GPU.
+/// The part that is taken of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cut {
-    /// What it counts: for an instance the part of the memory slices that it holds.
+    /// Its count: for an instance the part of the memory slices that it holds.
     pub milli: Milli,
     /// Memory in bytes.
     pub memory_limit_bytes: u64,
@@ -75,7 +75,7 @@ impl GpuFree {
         Some(cut.at(decision.start))
     }
 
-    /// What keeps an instance that is not too large from being made.
+    /// The obstacle to an instance that is not too large.
     pub(crate) fn obstacle_to(&self, cut: Cut) -> Option<Obstacle> {
         let (geometry, instance) = (self.mig.as_ref()?, cut.mig?);
         let name = geometry.table.profiles[instance.profile].name.clone();
@@ -86,7 +86,7 @@ impl GpuFree {
         })
     }
 
-    /// Takes a cut. What is already over (foreign use may grow under a slice) stays at nothing free.
+    /// Takes a cut. An excess (foreign use may grow under a slice) leaves zero free.
     pub(crate) fn take(&mut self, cut: Cut, total_bytes: u64) {
         self.milli = self.milli.saturating_sub(cut.milli.0);
         self.bytes = self.bytes.saturating_sub(cut.memory_limit_bytes);
@@ -103,7 +103,7 @@ impl GpuFree {
         self.measure(total_bytes);
     }
 
-    /// The same for those who only ask what fits.
+    /// The same, without measuring again: enough to learn what fits.
     pub(crate) fn put_back(&mut self, cut: Cut) {
         self.milli = self.milli.saturating_add(cut.milli.0);
         self.bytes = self.bytes.saturating_add(cut.memory_limit_bytes);
@@ -135,8 +135,8 @@ pub(crate) fn rivals(gpu: &GpuFree, one: Cut, other: Cut) -> bool {
     units(one) & units(other) != 0 || one.profile == other.profile && crowded(one)
 }
 
-/// Where instances for `shape` go on a node: at most one per GPU and `most` of each profile, the best places first.
-/// Room is looked at over the whole node (see [`Planner`]).
+/// The placements of instances for `shape` on a node: at most one per GPU and `most` of each profile, the best places
+/// first. Room is measured over the whole node (see [`Planner`]).
 pub(crate) fn instances(node: &NodeFree, shape: &Shape, most: usize) -> Vec<(usize, Cut)> {
     let wanted = |at: usize| {
         let gpu = &node.gpus[at];

@@ -1,15 +1,15 @@
-//! What a task needs, and what that means on each kind of GPU of a cluster.
+//! A task's demand: its request, resolved for each kind of GPU of a cluster.
 
 use std::fmt;
 use std::sync::Arc;
 
 use cantle_mig::{Table, grant};
-use cantle_model::{GpuRequest, Isolation, Milli, QueueWant};
+use cantle_model::{ComputeMode, GpuRequest, Isolation, Milli, QueueWant};
 use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cut, Host, InstanceCut, Queue, Waiting};
 
-/// What is wanted of GPUs.
+/// The demand for GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuDemand {
@@ -27,9 +27,9 @@ pub enum GpuDemand {
     },
     /// As many untouched GPUs of one node as are free, from `min` to `max`.
     Whole {
-        /// At least so many.
+        /// The minimum.
         min: u32,
-        /// At most so many.
+        /// The maximum.
         max: u32,
     },
 }
@@ -74,12 +74,15 @@ pub struct Demand {
     pub models: Vec<String>,
     /// CPU and main memory.
     pub host: Host,
-    /// What keeps it apart from its neighbors.
+    /// Its isolation.
     pub isolation: Isolation,
+    /// How its compute time is divided. A gate is at shared GPUs only: [`Isolation::Any`] is no MIG instance then.
+    #[serde(default)]
+    pub compute: ComputeMode,
 }
 
 impl Demand {
-    /// What `task` needs when it is taken from `queue`.
+    /// The demand of `task` when it is taken from `queue`.
     #[must_use]
     pub fn of(queue: &Queue, task: &Waiting) -> Self {
         let ask = match &queue.spec.want {
@@ -97,11 +100,29 @@ impl Demand {
                 }
             },
         };
-        Self { gpus: ask, models: task.models.clone(), host: task.host, isolation: task.isolation }
+        let compute = task.compute.mode;
+        let gated = task.compute.is_enforced()
+            && !matches!(&ask, GpuDemand::Part { request: GpuRequest::MigProfile(_), .. });
+        let isolation = match task.isolation {
+            Isolation::Any if gated => Isolation::Shared,
+            asked => asked,
+        };
+        Self { gpus: ask, models: task.models.clone(), host: task.host, isolation, compute }
+    }
+
+    /// As a reason names it among GPUs of these classes.
+    pub(crate) fn words(&self, classes: &[GpuClass]) -> String {
+        match self.compute {
+            ComputeMode::Even => self.gpus.to_string(),
+            mode if self.isolation == Isolation::Shared && classes.iter().any(|class| class.mig) => {
+                format!("{} without MIG (compute {mode})", self.gpus)
+            }
+            _ => self.gpus.to_string(),
+        }
     }
 }
 
-/// A kind of GPU: what can't be told apart by a request.
+/// A kind of GPU: GPUs that no request distinguishes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GpuClass {
     /// Product name.
@@ -110,7 +131,7 @@ pub struct GpuClass {
     pub memory_bytes: u64,
     /// In MIG mode?
     pub mig: bool,
-    /// What it offers then, if that is known.
+    /// Its offer then, if known.
     pub table: Option<Arc<Table>>,
 }
 
@@ -160,7 +181,7 @@ impl Shape {
         self.host
     }
 
-    /// What it takes of a GPU of the class at this position; `None` if such a GPU won't do.
+    /// The part that it takes of a GPU of the class at this position; `None` if such a GPU won't do.
     #[must_use]
     pub fn share(&self, class: usize) -> Option<Cut> {
         *self.shares.get(class)?
@@ -171,7 +192,7 @@ impl Shape {
         self.shares.iter().flatten().map(|cut| cut.milli.0).min().unwrap_or(0)
     }
 
-    /// The most that it counts against quotas, whatever GPU it gets.
+    /// Its maximum count against quotas, on any GPU.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         let milli = self.shares.iter().flatten().map(|cut| u64::from(cut.milli.0)).max().unwrap_or(0);

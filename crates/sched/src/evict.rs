@@ -1,5 +1,5 @@
-//! Taking back: which running tasks have to stop so that a waiting one fits. Every choice is tried on the free
-//! amounts first; nothing is asked to stop unless that makes room.
+//! Chooses the running tasks that have to stop so that a waiting one fits. Every choice is first tried on the free
+//! amounts. No task is asked to stop unless that makes room.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,19 @@ use crate::cut::rivals;
 use crate::snapshot::weighed;
 use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
 
-/// Who wants room.
+/// The task or group that needs capacity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claimant {
     pub(crate) project: usize,
     pub(crate) priority: i32,
-    /// All that it wants.
+    /// Its whole demand.
     pub(crate) wanted: Amounts,
     /// Only move tasks that fit elsewhere?
     pub(crate) moves: bool,
 }
 
-/// What room is made in, and for whom: all of it is counted at once, and undone if it leads nowhere.
+/// The place that is freed, and the task for which it is freed: all of it is counted at once, and undone if it leads
+/// nowhere.
 struct Attempt<'a> {
     cluster: &'a mut Cluster,
     accounts: &'a mut Accounts,
@@ -34,7 +35,7 @@ struct Attempt<'a> {
 pub(crate) struct Room {
     /// A place for each of its shapes.
     pub(crate) places: Vec<Place>,
-    /// Where those that only move will start again.
+    /// The new places of tasks that only move.
     pub(crate) moved: Vec<Place>,
     /// Positions among the running tasks, and why.
     pub(crate) victims: Vec<(usize, Cause)>,
@@ -53,14 +54,14 @@ struct Unit {
     gang: bool,
 }
 
-/// What stopping costs: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
+/// The cost of stopping: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
 type Cost = (i32, u128);
 
 /// Room that could be made on a node: what it costs, how many units it takes, the node, and the units.
 type Offer = (Cost, usize, usize, Vec<usize>);
 
-/// Whether units of a project may be taken, by what they hold besides GPUs (CPU, memory); the same for all of them as
-/// long as the accounts don't change.
+/// Whether units of a project may be taken, by what they hold in addition to GPUs (CPU, memory); the same for all of
+/// them as long as the accounts don't change.
 type Allowed = BTreeMap<(usize, bool, bool), bool>;
 
 /// The running tasks as victims.
@@ -72,7 +73,7 @@ pub(crate) struct Victims {
 }
 
 impl Victims {
-    /// `places` says what each running task holds.
+    /// `places` has the holdings of each running task.
     pub(crate) fn new(
         cluster: &Cluster,
         accounts: &Accounts,
@@ -165,7 +166,7 @@ impl Victims {
         }
     }
 
-    /// The best offer that still stands; it and those that don't are used up.
+    /// The best offer that is still valid; it and those that are not are used up.
     fn next_place(
         &mut self,
         attempt: &mut Attempt<'_>,
@@ -338,8 +339,8 @@ impl Victims {
         room
     }
 
-    /// Tasks of the claimant's own project still count while others are asked for: what it gives up itself gives it no
-    /// claim on others, or the two would take turns for ever.
+    /// Tasks of the claimant's own project still count while tasks of others are considered: what it gives up itself
+    /// gives it no claim on others, or the two would take turns forever.
     fn count_off(&self, attempt: &mut Attempt<'_>, unit: usize) {
         if self.units[unit].project != attempt.claimant.project {
             attempt.accounts.release(self.units[unit].project, self.units[unit].amounts);
@@ -356,7 +357,7 @@ impl Victims {
         }
     }
 
-    /// A new place for each of `units` besides `claimed`, counted as taken; `None` if one has nowhere to go.
+    /// A new place for each of `units`, with `claimed` counted as taken; `None` if one has nowhere to go.
     fn move_all(&self, cluster: &mut Cluster, claimed: &Place, units: &[usize]) -> Option<Vec<Place>> {
         cluster.take(claimed);
         let places = units.iter().flat_map(|&unit| &self.units[unit].places);
@@ -450,7 +451,7 @@ impl Unit {
     }
 }
 
-/// Who has to stop for whom.
+/// The task that has to stop, and the one for which it stops.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eviction {
     /// The task to stop. It goes back to the front of its queue.

@@ -1,13 +1,13 @@
-//! Division of one resource among siblings, as KAI-Scheduler divides it (`resource_division.go`), but in thousandths of
-//! a GPU: a queue of halves gets its halves. With `unit` 1000 it rounds as KAI does, which gives over quota only
-//! whole GPUs.
+//! Divides one resource among siblings as KAI-Scheduler does (`resource_division.go`), but in thousandths of a GPU, so
+//! that a queue of halves gets its halves. With `unit` 1000 it rounds as KAI does, which lends only whole GPUs over
+//! quota.
 
-/// What one sibling claims.
+/// The claim of one sibling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     /// Guaranteed.
     pub(crate) deserved: u64,
-    /// What its running and waiting tasks need, no more than its limit.
+    /// The demand of its running and waiting tasks, at most its limit.
     pub(crate) requestable: u64,
     /// Part of what is left over.
     pub(crate) weight: u32,
@@ -19,8 +19,8 @@ pub(crate) struct Claim {
 
 const PPM: u128 = 1_000_000;
 
-/// The fair share of each claim. What is over quota is given in multiples of `unit` except for a last remainder;
-/// `usage_weight_percent` says how strongly past use counts against a claim.
+/// The fair share of each claim. Amounts over quota are multiples of `unit`, except for a last remainder;
+/// `usage_weight_percent` is the weight of past use against a claim.
 pub(crate) fn divide(total: u64, claims: &[Claim], unit: u64, usage_weight_percent: u32) -> Vec<u64> {
     let mut fair: Vec<u64> = claims.iter().map(|claim| claim.deserved.min(claim.requestable)).collect();
     let mut left = total.saturating_sub(fair.iter().sum());
@@ -57,7 +57,7 @@ fn weights(claims: &[Claim], fair: &[u64], priority: i32, usage_weight_percent: 
     (0..claims.len()).map(weight).collect()
 }
 
-/// One round; true if somebody got all that it wanted, so that the others may get more.
+/// One round; true if a sibling got its whole demand, so that the others may get more.
 fn share_out(
     claims: &[Claim],
     weights: &[u128],
@@ -87,7 +87,7 @@ fn share_out(
     again
 }
 
-/// What rounding left, a unit each: the largest remainder first, then the earlier claim.
+/// The rest after rounding, one unit each: the largest remainder first, then the earlier claim.
 fn hand_out_rest(
     claims: &[Claim],
     priority: i32,

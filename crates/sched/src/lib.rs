@@ -1,8 +1,9 @@
-//! Which task next, on which GPU, and why the others wait. Pure: `now` and ids are arguments, nothing is read from
-//! outside, the same input gives the same plan everywhere (agent, server, Kubernetes, simulator).
+//! Decides which task starts next, on which GPU, and why the others wait. Pure: `now` and ids are arguments, and
+//! nothing is read from outside. So the same input gives the same plan everywhere (agent, server, Kubernetes,
+//! simulator).
 //!
-//! [`plan`] looks at a [`Snapshot`] and says what to start; [`audit`] is written apart from it and proves before every
-//! execution that a plan takes nothing twice; [`why`] tells the user of a waiting task what is missing.
+//! [`plan`] decides from a [`Snapshot`] what to start. [`audit`] is independent of it and checks, before a plan is
+//! carried out, that it takes nothing twice. [`why`] explains to a user what a waiting task lacks.
 
 mod accounts;
 mod audit;

@@ -1,7 +1,7 @@
-//! What could never run here, and what is the largest that could.
+//! Detects requests that could never run here, and finds the largest that could.
 
 use cantle_mig::grant;
-use cantle_model::{Bytes, GpuRequest, Isolation};
+use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation};
 
 use crate::{Cluster, Demand, GpuDemand};
 
@@ -9,7 +9,7 @@ const NO_MIG: &str = "no GPU here is in MIG mode";
 const ALL_MIG: &str = "its GPUs are in MIG mode, which this request cannot use";
 
 impl Cluster {
-    /// The largest that an idle cluster could give of what `demand` asks too much of, in words.
+    /// The largest amount that an idle cluster has of the resource of which `demand` requests too much, as text.
     pub(crate) fn largest(&self, demand: &Demand) -> String {
         let fits_model =
             |class: usize| demand.models.is_empty() || demand.models.contains(&self.classes()[class].model);
@@ -24,8 +24,13 @@ impl Cluster {
             return refused.map_or_else(|| NO_MIG.to_owned(), |refused| refused.to_string());
         }
         if !gpus().any(eligible) {
-            let why = if demand.isolation == Isolation::Mig { NO_MIG } else { ALL_MIG };
-            return why.to_owned();
+            return match (demand.isolation, demand.compute) {
+                (Isolation::Mig, _) => NO_MIG.to_owned(),
+                (_, ComputeMode::Even) => ALL_MIG.to_owned(),
+                (_, mode) => {
+                    format!("its GPUs are in MIG mode, and compute {mode} is kept on GPUs without MIG only")
+                }
+            };
         }
         let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes()[class].most_bytes());
         match &demand.gpus {

@@ -1,4 +1,4 @@
-//! Demand as it came so far, from which [`Snapshot::expected`](crate::Snapshot::expected) is made.
+//! The observed demand so far, from which [`Snapshot::expected`](crate::Snapshot::expected) is derived.
 
 use std::cmp::Reverse;
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Demand, Mix};
 
-/// From so many tasks on something can be said about those to come.
+/// The number of tasks from which their counts predict future ones.
 const ENOUGH: u32 = 100;
-/// Whenever so many have been counted, all counts are halved: what came lately counts most.
+/// At this number all counts are halved: what came lately counts most.
 const HALVED_AT: u32 = 1000;
 /// Demands that come next to never are left out, as in the FGD paper: the others must make up this part, in percent.
 const TYPICAL_PERCENT: u32 = 95;
 /// Most demands in a mix. Working out what they mean takes longer the more there are.
 const TYPICAL: usize = 64;
 
-/// How often each demand came.
+/// The frequency of each demand.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed(Vec<(Demand, u32)>);
 
@@ -32,7 +32,7 @@ impl Observed {
         }
     }
 
-    /// What to expect: typical demands, the most frequent first; nothing while too few tasks have been counted.
+    /// The expected demand: typical demands, the most frequent first; nothing while too few tasks have been counted.
     #[must_use]
     pub fn mix(&self) -> Mix {
         if self.total() < ENOUGH {
@@ -58,7 +58,7 @@ impl Observed {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::{GpuRequest, Isolation, Milli};
+    use cantle_model::{ComputeMode, GpuRequest, Isolation, Milli};
 
     use super::*;
     use crate::{GpuDemand, Host};
@@ -66,7 +66,13 @@ mod tests {
     fn part(milli: u32) -> Demand {
         let ask =
             GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices: 1, compute: None };
-        Demand { gpus: ask, models: Vec::new(), host: Host::default(), isolation: Isolation::Any }
+        Demand {
+            gpus: ask,
+            models: Vec::new(),
+            host: Host::default(),
+            isolation: Isolation::Any,
+            compute: ComputeMode::Even,
+        }
     }
 
     fn counted(demands: impl IntoIterator<Item = u32>) -> Observed {

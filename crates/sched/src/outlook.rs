@@ -1,5 +1,5 @@
-//! What the demand to come means for a cluster: the worth of remainders, what a GPU needs of its host, how many
-//! places for tasks of several GPUs will be needed, and which kinds of GPU will be scarce.
+//! What the expected demand means for a cluster: the worth of remainders, the host resources that a GPU needs, the
+//! number of places needed for tasks of several GPUs, and the kinds of GPU that will be scarce.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub type Mix = Vec<(Demand, u32)>;
 pub(crate) struct SlotKind {
     /// Number of GPUs.
     pub(crate) gpus: u32,
-    /// What such a task takes of the host, on average.
+    /// The average host resources of such a task.
     pub(crate) host: Host,
     /// Tasks per GPU of demand.
     pub(crate) rate: f64,
@@ -34,7 +34,7 @@ pub(crate) struct Pool {
 pub(crate) struct Outlook {
     /// Worth in GPUs of what is left of a GPU, by thousandths left.
     pub(crate) remainders: Vec<f64>,
-    /// What a GPU in use takes of its host, on average.
+    /// The average host resources of a GPU in use.
     pub(crate) host_per_gpu: (f64, f64),
     /// At most [`SLOT_KINDS`], those with the most demand.
     pub(crate) slots: Vec<SlotKind>,
@@ -42,7 +42,7 @@ pub(crate) struct Outlook {
     pub(crate) pools: Vec<Pool>,
 }
 
-/// Kinds of tasks with several GPUs that are looked after.
+/// Kinds of tasks with several GPUs for which places are kept.
 pub(crate) const SLOT_KINDS: usize = 4;
 
 impl Outlook {

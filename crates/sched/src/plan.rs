@@ -1,11 +1,11 @@
-//! The decision of one moment: its parts.
+//! A plan: the decision at one moment, and its parts.
 
 use cantle_model::{Slice, TaskId};
 
 use crate::round::Round;
 use crate::{Eviction, Host, Policy, Reason, Snapshot};
 
-/// What to do now. Every waiting task is in `starts` or in `waits`.
+/// The actions to take now. Every waiting task is in `starts` or in `waits`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Plan {
@@ -26,9 +26,9 @@ pub struct Start {
     pub queue: String,
     /// Name of the node.
     pub node: String,
-    /// What it gets.
+    /// Its slices.
     pub slices: Vec<Slice>,
-    /// What it takes of the host.
+    /// Its host resources.
     pub host: Host,
 }
 
@@ -51,7 +51,7 @@ impl Plan {
     }
 }
 
-/// Decides what starts at `now_ms` (milliseconds since the epoch), who has to stop, and why the rest waits.
+/// Decides what starts at `now_ms` (milliseconds since the epoch), which tasks have to stop, and why the rest waits.
 #[must_use]
 pub fn plan(state: &Snapshot, policy: &Policy, now_ms: i64) -> Plan {
     Round::decide(state, policy, now_ms).0

@@ -1,4 +1,4 @@
-//! What the administrator decides.
+//! The settings of the scheduler that the administrator chooses.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,15 +11,16 @@ pub enum Order {
     Strict,
     /// In turn, one task each, after the queue served last (ClearML's `--order-fairness`).
     Fair,
-    /// By project: first who is furthest below its share (see [`crate::Project`]), and in a project by priority.
+    /// By project: first the project that is furthest below its share (see [`crate::Project`]), and in a project by
+    /// priority.
     Share,
 }
 
-/// Where a task goes when there is a choice.
+/// The placement of a task when there is a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Where the least worth is lost to the tasks that are expected ([`crate::Snapshot::expected`]); as `Binpack` where
+    /// The place that costs the expected tasks ([`crate::Snapshot::expected`]) the least worth; as `Binpack` where
     /// nothing is known about them.
     #[default]
     Worth,
@@ -29,7 +30,7 @@ pub enum Placement {
     Spread,
 }
 
-/// How [`crate::plan`] decides.
+/// The settings of [`crate::plan`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
@@ -38,7 +39,7 @@ pub struct Policy {
     /// May tasks start past a blocked head, as long as they leave alone what is reserved for it? Without it, a
     /// blocked head blocks everything behind it (`Strict`), its own queue (`Fair`) or its own project (`Share`).
     pub backfill: bool,
-    /// Where a task goes.
+    /// The placement of a task.
     pub placement: Placement,
     /// May running tasks be stopped for waiting ones: of other projects that have more than their share, and of the
     /// same project if their priority is lower?
@@ -47,6 +48,6 @@ pub struct Policy {
     pub consolidate: bool,
     /// Share GPUs over quota in whole ones, as KAI-Scheduler does.
     pub kai_compat: bool,
-    /// How strongly past use counts against a project, in percent (KAI's `kValue` times 100). 0: not at all.
+    /// The weight of past use against a project, in percent (KAI's `kValue` times 100). 0: not at all.
     pub usage_weight_percent: u32,
 }

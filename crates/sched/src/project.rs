@@ -1,4 +1,4 @@
-//! Projects: who may use how much, and who gets what is left.
+//! Projects: how much each project may use, and which project gets what is left.
 
 use cantle_model::{ProjectQuota, Quota};
 
@@ -21,7 +21,7 @@ pub struct Project {
 }
 
 impl Project {
-    /// A project at the top with so many thousandths of a GPU deserved and nothing else counted.
+    /// A project at the top with a quota of this number of thousandths of a GPU; nothing else is counted.
     #[must_use]
     pub fn new(name: impl Into<String>, deserved_milli: u64) -> Self {
         let gpu = Quota { deserved: Some(deserved_milli), ..Quota::NONE };

@@ -1,4 +1,4 @@
-//! What a placement policy is: a ranking of places.
+//! The interface of a placement policy: a ranking of places.
 
 use crate::{Cluster, Cut, Shape};
 
@@ -9,16 +9,16 @@ pub type Rank = [i64; 6];
 /// The best that one node offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeOffer {
-    /// What [`Ranking::price`] depends on, besides the shape and the cluster as a whole.
+    /// The input of [`Ranking::price`], in addition to the shape and the cluster as a whole.
     pub group: u64,
-    /// How good it is, by what is on the node alone.
+    /// Its rank, from the node alone.
     pub rank: Rank,
     /// Positions of GPUs on the node and what is taken of each.
     pub gpus: Vec<(usize, Cut)>,
 }
 
-/// Ranks places. What depends on one node alone goes into the offer and is remembered until that node changes; what
-/// depends on the whole cluster goes into the price, which is asked anew for each decision, once per group.
+/// Ranks places. The part that depends on one node alone is in the offer, and is cached until that node changes. The
+/// part that depends on the whole cluster is in the price, which is computed for each decision, once per group.
 pub trait Ranking {
     /// The best offer of the node at `node`; `None` if `shape` does not fit there.
     fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer>;

@@ -1,4 +1,4 @@
-//! Why a task waits, in one line.
+//! The reasons why a task waits, each in one line.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use cantle_model::{Milli, TaskId};
 
 use crate::{Cluster, Resource, Shape};
 
-/// How much of the GPUs is in use.
+/// The part of the GPUs that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
     /// In use, foreign use included.
@@ -24,7 +24,7 @@ pub struct FreePart {
     pub node: Option<String>,
     /// NVML index of the GPU.
     pub gpu: u32,
-    /// What keeps the MIG profile that would do from it, if enough is free.
+    /// The obstacle for the suitable MIG profile, if enough is free.
     pub obstacle: Option<Obstacle>,
 }
 
@@ -58,9 +58,9 @@ pub struct UsedShare {
     pub project: String,
     /// Of what; the amounts are in its unit.
     pub resource: Resource,
-    /// What the project's tasks hold.
+    /// The holdings of the project's tasks.
     pub held: u64,
-    /// What is fair at the moment, given what all ask for.
+    /// The fair share at the moment, given all demands.
     pub fair: u64,
     /// Guaranteed.
     pub deserved: u64,
@@ -86,27 +86,27 @@ impl fmt::Display for UsedShare {
 pub enum Reason {
     /// Not enough is free in one place.
     NoRoom {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
-        /// What is free on GPUs that would do, the largest first.
+        /// The free capacity of suitable GPUs, the largest first.
         free: Vec<FreePart>,
-        /// How much is in use.
+        /// The part in use.
         in_use: Use,
-        /// The share of its project, if that is why nobody is stopped for it.
+        /// The share of its project, if that is the reason why no task is stopped for it.
         share: Option<UsedShare>,
     },
-    /// GPUs would do, but no node with them has the CPU or memory that it needs beside them.
+    /// GPUs would do, but no node with them has the CPU or memory that it needs as well.
     NoHost {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// CPU it needs, in thousandths of a core.
         cpu_milli: u64,
         /// Main memory it needs, in bytes.
         memory_bytes: u64,
     },
-    /// What is free is kept for a larger task ahead of it.
+    /// The free capacity is reserved for a larger task ahead of it.
     Reserved {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// The task ahead.
         task: TaskId,
@@ -117,12 +117,12 @@ pub enum Reason {
         task: TaskId,
         /// The queue of that task.
         queue: String,
-        /// What that task needs, in words.
+        /// The demand of that task, as text.
         needs: String,
     },
     /// A project's limit.
     OverLimit {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// The project.
         project: String,
@@ -130,14 +130,14 @@ pub enum Reason {
         resource: Resource,
         /// The limit, in the resource's unit.
         limit: u64,
-        /// What the project's tasks hold of it.
+        /// The holdings of the project's tasks.
         held: u64,
-        /// What it needs of it.
+        /// Its demand.
         asked: u64,
     },
     /// It can't be stopped for others, so it must fit its project's quota.
     OverQuota {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// The project.
         project: String,
@@ -145,21 +145,21 @@ pub enum Reason {
         resource: Resource,
         /// The quota, in the resource's unit.
         quota: u64,
-        /// What the project's tasks that can't be stopped hold of it.
+        /// The holdings of its non-preemptible tasks.
         held: u64,
-        /// What it needs of it.
+        /// Its demand.
         asked: u64,
     },
     /// Others have been asked to stop for it.
     Freeing {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// Tasks that stop on the nodes where it will start.
         tasks: Vec<TaskId>,
     },
     /// Another planner has asked tasks to stop for it.
     FreeingOn {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// Where.
         node: String,
@@ -180,7 +180,7 @@ pub enum Reason {
     },
     /// Even an idle cluster could not run it.
     Never {
-        /// What it needs, in words.
+        /// Its demand, as text.
         needs: String,
         /// The largest that is possible, in words.
         largest: String,
@@ -240,7 +240,7 @@ impl fmt::Display for Reason {
 }
 
 impl Reason {
-    /// What would let the task start, in one line.
+    /// The change that would let the task start, in one line.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

@@ -1,14 +1,14 @@
-//! A reservation for a blocked task: the place that is likely to be free soonest is kept for it, so that those who
-//! start past it can't keep it waiting for ever. Nothing new lands on a held place, so from one round to the next the
-//! held place only gets nearer to free, and a change of choice is always to a nearer one.
+//! A reservation for a blocked task: the place that is likely to be free soonest is kept for it, so that tasks that
+//! start past it cannot keep it waiting forever. Nothing new lands on a reserved place. So from one round to the next,
+//! the place only gets closer to being free, and a new choice is always a closer one.
 
 use cantle_model::Milli;
 
 use crate::binpack::digest;
 use crate::{Cluster, Place, Shape, Snapshot};
 
-/// How far a GPU is from having room: the end of the last task on it (the greatest number if unknown), then how much
-/// of it is in use. Zero if it has room now.
+/// The distance of a GPU from having room: the end of the last task on it (the greatest number if unknown), then how
+/// much of it is in use. Zero if it has room now.
 type Distance = (i64, u32);
 
 /// Holds a place for `shape` in `cluster` and returns when it will be free at the latest, if that is known.

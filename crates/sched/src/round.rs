@@ -1,4 +1,4 @@
-//! One round of decisions: each waiting task gets its chance in turn and starts, waits, or has room made for it.
+//! One round of decisions: each waiting task in turn starts, waits, or has other tasks stopped for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ struct Group {
     demand: Demand,
     project: usize,
     amounts: Amounts,
-    /// What they need, in words.
+    /// Their demand, as text.
     needs: String,
 }
 
@@ -174,8 +174,8 @@ impl<'a> Round<'a> {
         let shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
         let demand = demand(&position);
         let needs = match members.len() {
-            1 => demand.gpus.to_string(),
-            count => format!("{} for each of {count} tasks at once", demand.gpus),
+            1 => demand.words(self.idle.classes()),
+            count => format!("{} for each of {count} tasks at once", demand.words(self.idle.classes())),
         };
         let counted =
             members.iter().zip(&shapes).map(|(member, shape)| self.waiting(*member).counts(shape.amounts()));
@@ -253,7 +253,7 @@ impl<'a> Round<'a> {
     fn block(&mut self, group: &Group) {
         let mut idle = self.idle.clone();
         if !idle.fill(&group.shapes) {
-            // It must not hold up those that can run.
+            // It must not delay tasks that can run.
             let reason =
                 Reason::Never { needs: group.needs.clone(), largest: self.idle.largest(&group.demand) };
             return self.wait(group, &reason);
@@ -285,7 +285,7 @@ impl<'a> Round<'a> {
             Some(places) => {
                 let tasks = self.stopping_on(&places);
                 if tasks.is_empty() {
-                    // It is room kept for somebody ahead of it.
+                    // The room is reserved for a task ahead of it.
                     places.iter().for_each(|place| self.boards.later.give_back(place));
                     return None;
                 }
@@ -308,8 +308,8 @@ impl<'a> Round<'a> {
         self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
     }
 
-    /// Chooses who has to stop for `group`. Tries to take before it tries to move. A move is made alone: what moves must
-    /// find the place that was found for it, so nobody else is stopped until it has.
+    /// Chooses the tasks that have to stop for `group`. Tries to take before it tries to move. A move is made alone:
+    /// a moving task must get the place that was found for it, so no other task is stopped until it has.
     fn evict(&mut self, group: &Group) -> Option<(Vec<Place>, Vec<TaskId>)> {
         let asked_now = self.evictions.iter().map(|eviction| eviction.cause);
         let asked_before = self.state.running.iter().filter_map(|running| running.stopping);
@@ -388,8 +388,8 @@ impl<'a> Round<'a> {
     }
 }
 
-/// Tasks for which others were stopped, then tasks that were stopped to start again elsewhere: all of them get their
-/// chance before anybody else, or one stopped task would take the place that was freed by another.
+/// Tasks for which others were stopped, then tasks that were stopped to start again elsewhere: all of them are
+/// considered before any other task, or one stopped task would take the place that was freed by another.
 fn promised(state: &Snapshot) -> Vec<Position> {
     let queues = state.queues.iter().enumerate();
     let all =

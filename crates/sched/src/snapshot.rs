@@ -1,5 +1,5 @@
-//! What the scheduler is told: nodes, who runs where, who waits. Built by constructors, so that a new field does not
-//! break its callers.
+//! The input of the scheduler: the nodes, the tasks that run on them, and the tasks that wait. Built by constructors,
+//! so that a new field does not break its callers.
 
 use cantle_mig::GpuGeometry;
 use cantle_model::{
@@ -15,7 +15,7 @@ use crate::{Amounts, Cause, Mix, Project, Start};
 pub struct Snapshot {
     /// Nodes, in the order in which equals are preferred.
     pub nodes: Vec<Node>,
-    /// Every grant that holds a slice, whoever started it.
+    /// Every lease that holds a slice, of any owner.
     pub running: Vec<Running>,
     /// Queues by priority, the first one first.
     pub queues: Vec<Queue>,
@@ -25,27 +25,27 @@ pub struct Snapshot {
     pub expected: Mix,
     /// Projects, the oldest first. Tasks of none have no quota: they are served last and may be reclaimed first.
     pub projects: Vec<Project>,
-    /// What other planners under the same quotas have and have given out.
+    /// The capacity and the allocations of other planners under the same quotas.
     pub elsewhere: Elsewhere,
     /// How many tasks may run at once; as many as there is room for if `None`.
     pub at_once: Option<usize>,
 }
 
-/// GPUs that another planner gives out: nothing is started or stopped there, but shares and limits count them.
+/// GPUs that another planner allocates: nothing is started or stopped there, but shares and limits count them.
 #[derive(Clone, Debug, Default)]
 pub struct Elsewhere {
-    /// What there is.
+    /// The capacity.
     pub capacity: Amounts,
-    /// Who holds what of it.
+    /// The holders of its memory.
     pub held: Vec<Held>,
 }
 
-/// What a task holds elsewhere.
+/// The holdings of a task elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Its project.
     pub project: Option<String>,
-    /// What it counts against quotas.
+    /// Its count against quotas.
     pub amounts: Amounts,
     /// May it be stopped for others?
     pub preemptible: bool,
@@ -90,7 +90,7 @@ impl Host {
         self.cpu_milli <= free.cpu_milli && self.memory_bytes <= free.memory_bytes
     }
 
-    /// What is left without `taken`; nothing is ever less than zero, and the uncounted stays uncounted.
+    /// The amounts without `taken`; no amount falls below zero, and an uncounted one stays uncounted.
     #[must_use]
     pub const fn less(self, taken: Self) -> Self {
         if self.cpu_milli == u64::MAX && self.memory_bytes == u64::MAX {
@@ -111,7 +111,7 @@ pub struct Node {
     pub name: String,
     /// Its GPUs, in index order.
     pub gpus: Vec<GpuState>,
-    /// What its host offers to tasks; `None` if that is not counted.
+    /// The offer of its host to tasks; `None` if it is not counted.
     pub host: Option<Host>,
 }
 
@@ -131,15 +131,15 @@ pub struct GpuState {
     pub gpu: Gpu,
     /// Memory held by processes that cantle did not start, in bytes.
     pub foreign_bytes: u64,
-    /// False while nothing new may start on it (lost, drained, given to somebody else).
+    /// False while nothing new may start on it (lost, drained, allocated to another program).
     pub usable: bool,
-    /// In MIG mode: what it offers, and its instances without those that running tasks hold. Busy ones are somebody
-    /// else's.
+    /// In MIG mode: what it offers, and its instances without those that running tasks hold. Busy ones belong to other
+    /// programs.
     pub mig: Option<GpuGeometry>,
 }
 
 impl GpuState {
-    /// A healthy GPU that nobody else uses.
+    /// A healthy GPU without foreign use.
     #[must_use]
     pub const fn new(gpu: Gpu) -> Self {
         Self { gpu, foreign_bytes: 0, usable: true, mig: None }
@@ -156,7 +156,7 @@ pub struct Running {
     pub task: TaskId,
     /// Name of its node.
     pub node: String,
-    /// What it holds, at most one slice per GPU.
+    /// Its slices, at most one per GPU.
     pub slices: Vec<Slice>,
     /// What it takes of the host.
     pub host: Host,
@@ -176,21 +176,21 @@ pub struct Running {
     pub preemptible: bool,
     /// Tasks that start and stop together.
     pub gang: Option<Gang>,
-    /// What it counts of GPUs against quotas, in thousandths, if that is not what its slices are.
+    /// Its count of GPUs against quotas, in thousandths, if it differs from its slices.
     pub quota_milli: Option<u64>,
     /// The part of its GPU's compute time that it was promised.
     pub compute: Option<Milli>,
 }
 
 impl Running {
-    /// What it counts against quotas.
+    /// Its count against quotas.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         let milli = self.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
         weighed(Amounts([milli, self.host.cpu_milli, self.host.memory_bytes]), self.quota_milli)
     }
 
-    /// What `task` holds on `node` under `lease`; all else is unknown: no queue, no project, preemptible.
+    /// The holdings of `task` on `node` under `lease`; all else is unknown: no queue, no project, preemptible.
     #[must_use]
     pub fn new(lease: LeaseId, task: TaskId, node: impl Into<String>, slices: Vec<Slice>) -> Self {
         Self {
@@ -212,7 +212,7 @@ impl Running {
         }
     }
 
-    /// What `waiting` holds once `start` has been carried out at `now_ms` under `lease`.
+    /// The holdings of `waiting` after `start` has been carried out at `now_ms` under `lease`.
     #[must_use]
     pub fn of_start(start: &Start, waiting: &Waiting, lease: LeaseId, now_ms: i64) -> Self {
         Self {
@@ -230,7 +230,7 @@ impl Running {
         }
     }
 
-    /// What a lease on `node` holds.
+    /// The holdings of a lease on `node`.
     #[must_use]
     pub fn of_lease(lease: &Lease, node: impl Into<String>, started_at_ms: i64) -> Self {
         let queue = lease.queue.clone();
@@ -257,7 +257,7 @@ pub struct Gang {
     pub size: u32,
 }
 
-/// A queue and who stands in it.
+/// A queue and the tasks in it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Queue {
@@ -283,26 +283,26 @@ pub struct Waiting {
     pub task: TaskId,
     /// Its own wish; heeded by queues with [`cantle_model::QueueWant::Task`].
     pub request: Option<GpuRequest>,
-    /// How many GPUs a fraction or an amount of memory is wanted on; 1 or more, all on one node.
+    /// The number of GPUs on which a fraction or an amount of memory is requested; 1 or more, all on one node.
     pub devices: u32,
     /// GPU models that will do, by their exact names; empty means any.
     pub models: Vec<String>,
-    /// What keeps it apart from its neighbors.
+    /// Its isolation.
     pub isolation: Isolation,
-    /// What it asks for of the GPU's compute time.
+    /// Its request for the GPU's compute time.
     pub compute: ComputeRequest,
     /// What it takes of the host.
     pub host: Host,
     /// When it was enqueued, in milliseconds since the epoch.
     pub enqueued_at_ms: i64,
-    /// How long it runs at most, in milliseconds, if it said so.
+    /// Its maximum run time, in milliseconds, if it has one.
     pub max_run_ms: Option<i64>,
-    /// The task that it was stopped for. As long as that one waits too, it goes first, whatever the order says:
-    /// otherwise both would take the same place in turn for ever.
+    /// The task that it was stopped for. As long as that one waits too, it goes first, regardless of the order:
+    /// otherwise both would take the same place in turn forever.
     pub yielded_to: Option<TaskId>,
     /// Was it stopped to start again elsewhere ([`Cause::Consolidate`])? Then it gets its chance before all others.
     pub moved: bool,
-    /// Where another planner makes room for it: it is counted as if it had that, and not placed here.
+    /// The planner that makes room for it: it is counted as if it had that, and not placed here.
     pub freeing_on: Option<String>,
     /// Its project.
     pub project: Option<String>,
@@ -312,7 +312,7 @@ pub struct Waiting {
     pub preemptible: bool,
     /// Tasks that start and stop together.
     pub gang: Option<Gang>,
-    /// What it counts of GPUs against quotas, in thousandths, if that is not what it gets.
+    /// Its count of GPUs against quotas, in thousandths, if it differs from its slices.
     pub quota_milli: Option<u64>,
 }
 
@@ -341,14 +341,14 @@ impl Waiting {
         }
     }
 
-    /// What its compute request means on the slices that it gets; none if nothing is enforced there. A slice is never promised more than it
-    /// counts: where a queue gives less than is asked for, the task is refused at its start.
+    /// The terms of its compute request on its slices; none if nothing is enforced there. A slice is never promised more
+    /// than it counts: where a queue gives less than is requested, the task is refused at its start.
     pub(crate) fn promised_compute(&self, slices: &[Slice]) -> Option<Milli> {
         let slice = slices.first().filter(|slice| slice.mig.is_none() && self.compute.is_enforced())?;
         Some(self.compute.request.map_or(slice.milli, |request| request.min(slice.milli)))
     }
 
-    /// What it counts against quotas where it gets `amounts`.
+    /// Its count against quotas where it gets `amounts`.
     pub(crate) const fn counts(&self, amounts: Amounts) -> Amounts {
         weighed(amounts, self.quota_milli)
     }

@@ -1,5 +1,5 @@
-//! The worth of what is left of a GPU, from the cutting-stock problem: given how often each size is asked for, a
-//! remainder is worth what the sizes that fit into it are worth together at their shadow prices.
+//! The worth of what is left of a GPU, from the cutting-stock problem: given how often each size is requested, a
+//! remainder is worth the sum of the shadow prices of the sizes that fit into it.
 //!
 //! Column generation after Gilmore and Gomory, "A linear programming approach to the cutting-stock problem",
 //! Operations Research 9 (1961): the master problem covers the demand with the fewest GPUs, a knapsack over the

@@ -1,4 +1,4 @@
-//! Enters what runs and what waits into the accounts of the projects and works out fair shares.
+//! Enters running and waiting tasks into the accounts of the projects, and computes fair shares.
 
 use crate::accounts::{Accounts, GpuShare};
 use crate::{Amounts, Cluster, Demand, Policy, Snapshot, Waiting};
@@ -9,7 +9,7 @@ pub(crate) struct Tally {
     pub(crate) now: Accounts,
     /// Once all that was asked to stop has, and all that was promised is held.
     pub(crate) later: Accounts,
-    /// What each waiting task needs, by queue and place in it.
+    /// The demand of each waiting task, by queue and position.
     pub(crate) needs: Vec<Vec<Amounts>>,
 }
 
@@ -53,7 +53,7 @@ impl Tally {
     }
 }
 
-/// What each project holds, asks for, deserves and may fairly have of the GPUs, in the order of [`Snapshot::projects`].
+/// The holdings, demand, quota and fair share of each project, in the order of [`Snapshot::projects`].
 #[must_use]
 pub fn shares(state: &Snapshot, policy: &Policy) -> Vec<GpuShare> {
     Tally::new(state, policy, &Cluster::nominal(&state.nodes)).now.gpu_shares()

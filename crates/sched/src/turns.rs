@@ -1,4 +1,4 @@
-//! In which order waiting tasks get their chance.
+//! Decides the order in which waiting tasks are considered.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ impl Turns {
         }
     }
 
-    /// The next to get its chance; `needs` says what each task needs.
+    /// The next task to consider; `needs` has the demand of each task.
     pub(crate) fn next(&mut self, accounts: &Accounts, needs: &[Vec<Amounts>]) -> Option<Position> {
         match self {
             Self::Listed(positions) => positions.pop_front(),

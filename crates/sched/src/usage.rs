@@ -1,26 +1,26 @@
-//! Time-decayed use: what a project used lately counts more than what it used long ago.
+//! Time-decayed use: recent use of a project counts more than old use.
 //!
-//! To have held GPUs at some time is worth half of it a half-life later. A project's use is what it held at all times, so
-//! weighed: `∫ held(t) · 0.5^((now − t) / half-life) dt`, in thousandths of a GPU times milliseconds. It can be carried
-//! forward from one look to the next, so nobody has to keep the past; there is no window beside the half-life, after ten of
-//! which a thousandth is left.
+//! Use loses half of its weight in one half-life. A project's use is the weighted sum of what it held at all times: `∫
+//! held(t) · 0.5^((now − t) / half-life) dt`, in thousandths of a GPU times milliseconds. It is carried forward from one
+//! round to the next, so no past values are kept. There is no window in addition to the half-life: after ten half-lives
+//! a thousandth is left.
 
 use std::f64::consts::LN_2;
 
-/// What use is worth `elapsed_ms` later.
+/// The weight of use `elapsed_ms` later.
 #[must_use]
 pub fn decayed_use(used: f64, elapsed_ms: i64, half_life_ms: i64) -> f64 {
     used * half_to_the(periods(elapsed_ms, half_life_ms))
 }
 
-/// What it is worth now to have held `milli` for the last `length_ms`.
+/// The present weight of holding `milli` for the last `length_ms`.
 #[must_use]
 pub fn recent_use(milli: u64, length_ms: i64, half_life_ms: i64) -> f64 {
     for_ever(milli, half_life_ms) * (1.0 - half_to_the(periods(length_ms, half_life_ms)))
 }
 
-/// Use in millionths of what a cluster of `capacity_milli` would be worth had it been full for ever: who always holds a
-/// half of it comes to half a million.
+/// Use in millionths of what a cluster of `capacity_milli` would be worth had it always been full: a project that
+/// always holds half of it comes to half a million.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -32,7 +32,7 @@ pub fn usage_ppm(used: f64, capacity_milli: u64, half_life_ms: i64) -> u32 {
     (part.clamp(0.0, 1.0) * 1e6).round() as u32
 }
 
-/// What it is worth to have held `milli` always.
+/// The weight of always having held `milli`.
 fn for_ever(milli: u64, half_life_ms: i64) -> f64 {
     milli as f64 * half_life_ms.max(1) as f64 / LN_2
 }

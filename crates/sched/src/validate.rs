@@ -1,4 +1,4 @@
-//! What can be refused before anything starts.
+//! Checks, before an agent starts, that its GPUs can serve its queues.
 
 use cantle_model::{Gpu, QueueSpec};
 

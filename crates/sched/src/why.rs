@@ -1,4 +1,4 @@
-//! Why one task waits, node by node, and what would let it start.
+//! Explains why one task waits, node by node, and what would let it start.
 
 use cantle_model::TaskId;
 
@@ -14,13 +14,13 @@ pub struct Explanation {
     pub summary: String,
     /// Waiting tasks that get their chance before it, in that order.
     pub ahead: Vec<TaskId>,
-    /// What each node lacks at the moment.
+    /// The missing resources of each node at the moment.
     pub nodes: Vec<NodeLack>,
-    /// What would let it start.
+    /// The change that would let it start.
     pub remedy: String,
 }
 
-/// What one node lacks for a task.
+/// The missing resources of one node for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLack {
     /// Name of the node.

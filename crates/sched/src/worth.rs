@@ -1,10 +1,10 @@
-//! Worth: each task goes where the least worth is lost to the tasks that are expected to come. docs/scheduling.md
+//! The policy worth: each task goes to the place that costs expected future tasks the least worth. docs/scheduling.md
 //! explains why this packs better than gradients of fragmentation.
 //!
 //! The worth of a node is the worth of its free GPUs and remainders (shadow prices, see `stock`), as far as its CPU
 //! and memory can serve them. On top come two prices that depend on the whole cluster: for breaking up a place that a
-//! task of several GPUs may need, and for taking a kind of GPU from tasks that can go nowhere else. Both rise as what
-//! is free of it nears what is expected to be asked of it before the cluster is full.
+//! task of several GPUs may need, and for taking a kind of GPU from tasks that can go nowhere else. Both prices rise as
+//! the free amount falls to the demand that is expected before the cluster is full.
 //!
 //! Only `+ − × ÷ √` are used, which IEEE 754 rounds alike everywhere: the same input gives the same plan on any machine.
 
@@ -18,7 +18,7 @@ use crate::{Cluster, Cut, Demand, GpuFree, Host, NodeFree, Ranking, Shape};
 // The constants below were found by trials on the eight public traces of the FGD experiment, two seeds each. Halving or
 // doubling one of the first three cost up to half a point of allocation there; they are not fitted trace by trace.
 
-/// Part of its worth by size that a free GPU or remainder keeps whatever the shadow prices say.
+/// Part of its worth by size that a free GPU or remainder keeps, regardless of the shadow prices.
 const BY_SIZE: f64 = 0.3;
 /// A remainder waits for a partner that may never come, so it is worth this much less than its shadow price.
 const WAIT_DISCOUNT: f64 = 0.05;
@@ -33,12 +33,12 @@ const MICRO: f64 = 1e6;
 #[derive(Clone, Debug)]
 pub struct Worth {
     outlook: Outlook,
-    /// What each node has to offer, as counted in `totals`.
+    /// The offer of each node, as counted in `totals`.
     by_node: Vec<Offered>,
     totals: Offered,
 }
 
-/// What is left to offer to those that are expected.
+/// The offer that is left for expected tasks.
 #[derive(Clone, Debug, Default)]
 struct Offered {
     /// Free thousandths by class.
@@ -69,7 +69,7 @@ impl Worth {
         Offered { free_milli, slots: self.slots(untouched(node), node.host) }
     }
 
-    /// Places for each kind of task with several GPUs on a node with so many untouched GPUs and so much host.
+    /// Places for each kind of task with several GPUs on a node with this number of untouched GPUs and this much of the host.
     fn slots(&self, untouched: u64, host: Host) -> [i64; SLOT_KINDS] {
         let mut slots = [0; SLOT_KINDS];
         for (slot, kind) in slots.iter_mut().zip(&self.outlook.slots) {
@@ -88,8 +88,8 @@ impl Worth {
         by_price * discount + BY_SIZE * f64::from(milli) / 1000.0
     }
 
-    /// What a node with free parts of this worth and this host is worth: nearly all of it while the host can serve
-    /// it, nearly in proportion to the host below that.
+    /// The worth of a node with free parts of this worth and this host: nearly all of it while the host can serve it,
+    /// nearly in proportion to the host below that.
     fn node(&self, parts: f64, host: Host) -> f64 {
         if parts <= 0.0 {
             return 0.0;
@@ -180,7 +180,7 @@ impl Ranking for Worth {
     }
 }
 
-/// How likely it is that `wanted` (expected) exceeds `free`: a step rounded by the standard deviation of a count.
+/// The probability that `wanted` (expected) exceeds `free`: a step rounded by the standard deviation of a count.
 fn scarcity(wanted: f64, free: f64) -> f64 {
     let deviations = (wanted - free) / (wanted.sqrt() + 1.0);
     0.5 * (1.0 + deviations / (1.0 + deviations * deviations).sqrt())

@@ -1,4 +1,4 @@
-//! The documented ClearML examples, and ClearML's own bugs (agent 3.0.3) done right.
+//! The documented ClearML examples, and the correct results where ClearML's agent 3.0.3 has bugs.
 
 #![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -114,7 +114,7 @@ fn bug_a_a_range_never_takes_a_gpu_that_is_cut() {
     assert!(QueueSpec::parse("opp=0.25-1").is_err(), "the range that triggered it is refused");
 }
 
-/// Bug b: with order fairness, the agent failed for ever once all GPUs were full.
+/// Bug b: with order fairness, the agent failed forever once all GPUs were full.
 #[test]
 fn bug_b_fair_order_survives_full_gpus() {
     let policy = Policy { order: Order::Fair, ..Policy::default() };
@@ -147,7 +147,7 @@ fn bug_d_the_impossible_is_refused_at_start_and_blocks_nobody() {
     );
     assert!(validate_queues(&specs[1..], &gpus(2)).is_ok());
 
-    // A GPU may be lost after the start: then the task says so and the others go on.
+    // A GPU may be lost after the start: then the task reports it and the others continue.
     let mut state = state(2, vec![queue("four=4", &["big"]), queue("half=0.5", &["h"])]);
     let plan = step(&mut state, &Policy::default());
     assert_eq!(starts(&plan), ["h@0"]);
@@ -296,7 +296,7 @@ fn audit_finds_what_is_wrong_with_a_plan() {
     assert!(says(&state, &good)[0].contains("limits and foreign use add up to 42949672961 bytes"));
 }
 
-/// `--services-mode 2`: no GPU, also on a machine that has none; two at once, whatever queue they come from.
+/// `--services-mode 2`: no GPU, also on a machine that has none; two at once, from any queue.
 #[test]
 fn tasks_without_a_gpu_run_so_many_at_once() {
     for gpus in [0, 1] {

@@ -1,4 +1,4 @@
-//! GPUs in MIG mode beside shared ones: where requests land, who stops for whom, and what the audit refuses.
+//! GPUs in MIG mode next to shared ones: where requests land, which task stops for which, and what the audit refuses.
 
 #![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cantle_mig::{GpuGeometry, Instance, Table};
-use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{
+    ComputeMode, ComputeRequest, Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, QueueSpec, QueueWant, Slice,
+    TaskId,
+};
 use cantle_sched::{
     Demand, GpuState, Node, Plan, Policy, Project, Queue, Running, Snapshot, Violation, Waiting, audit, plan,
 };
@@ -70,7 +73,7 @@ impl World {
         decided
     }
 
-    /// Where a task got its instance: profile and start.
+    /// The place of a task's instance: profile and start.
     fn run(&mut self, name: &str, request: GpuRequest) -> Option<(String, u32)> {
         self.submit(Waiting::new(TaskId::from(name), self.now_ms).wanting(request));
         let decided = self.round();
@@ -218,6 +221,46 @@ fn what_can_never_be_says_why() {
     assert!(reason(mig(), profile("9g.1gb"), Isolation::Any).contains("it has 1g.5gb, 1g.10gb, 2g.10gb"));
     let memory = GpuRequest::from_memory("40Gi").unwrap();
     assert!(reason(mig(), memory, Isolation::Any).contains("the largest GPU has 39.25 GiB"));
+}
+
+/// Only a shared GPU has a gate. A request by profile has its own part of the hardware and is refused where it starts.
+#[test]
+fn an_enforced_compute_share_gets_no_instance() {
+    let half = || GpuRequest::from_fraction("0.5").unwrap();
+    for (request, mode) in [
+        (half(), ComputeMode::Fair),
+        (half(), ComputeMode::Strict),
+        (GpuRequest::Gpus(1), ComputeMode::Fair),
+        (GpuRequest::from_memory("4Gi").unwrap(), ComputeMode::Strict),
+    ] {
+        let task = |name: &str, mode| {
+            let mut task = Waiting::new(TaskId::from(name), 0).wanting(request.clone());
+            task.compute = ComputeRequest { mode, ..ComputeRequest::default() };
+            task
+        };
+        let mut world = World::new(vec![gpu(0, Some("A100-40GB"))]);
+        world.submit(task("alone", mode));
+        let reason = world.round().waits[0].reason.to_string();
+        assert!(reason.contains(&format!("compute {mode} is kept on GPUs without MIG only")), "{reason}");
+
+        // The shared GPU is the worse fit, and still the only one that will do.
+        let mut world = World::new(vec![gpu(0, Some("A100-40GB")), gpu(1, None)]);
+        world.submit(task("gated", mode));
+        let decided = world.round();
+        assert_eq!(decided.starts[0].slices[0].gpu.0, "GPU-1", "{request} {mode}");
+        world.submit(task("second", mode).wanting(GpuRequest::Gpus(1)));
+        let waits = world.round().waits;
+        let expected = format!("needs 1 GPU without MIG (compute {mode}), ");
+        assert!(waits[0].reason.to_string().starts_with(&expected), "{}", waits[0].reason);
+        world.state.queues[0].waiting.clear();
+        // The audit is written apart: the same start of a task without a gate may be an instance, with one it may not.
+        world.submit(task("next", ComputeMode::Even));
+        world.state.queues[0].waiting[0].isolation = Isolation::Mig;
+        let next = plan(&world.state, &world.policy, 0);
+        let waiting = &mut world.state.queues[0].waiting[0];
+        (waiting.isolation, waiting.compute.mode) = (Isolation::Any, mode);
+        assert!(matches!(audit(&world.state, &next)[..], [Violation::NotAsAsked { .. }]));
+    }
 }
 
 #[test]

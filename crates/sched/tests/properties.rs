@@ -1,4 +1,4 @@
-//! What must hold for every cluster, tried on random ones.
+//! Properties that must hold for every cluster, tested on random ones.
 
 #![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -13,7 +13,7 @@ use cantle_sched::{
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// Cases of each property, unless `PROPTEST_CASES` asks for another number.
+/// Cases of each property, unless `PROPTEST_CASES` requests another number.
 const CASES: u32 = 10_000;
 const GIB: u64 = 1 << 30;
 const MODELS: [(&str, u64); 2] = [("T4", 16 * GIB), ("A100", 40 * GIB)];
@@ -164,7 +164,7 @@ fn fits_somewhere(state: &Snapshot, task: &Waiting) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
-    /// The audit, written apart, finds nothing: no capacity, limit or rule is broken, nobody is forgotten.
+    /// The audit, written apart, finds nothing: no capacity, limit or rule is violated, and no task is forgotten.
     #[test]
     fn every_plan_passes_its_audit((nodes, before, waiting, deserved) in cluster(), policy in policy()) {
         let mut state = busy(&nodes, &before, &waiting, &deserved);
@@ -175,7 +175,7 @@ proptest! {
         }
     }
 
-    /// Who waits for room has none, worked out by other means; and what runs is where it was.
+    /// No waiting task would fit, as computed by other means; and running tasks are where they were.
     #[test]
     fn no_room_means_no_room((nodes, before, waiting, deserved) in cluster(), policy in policy()) {
         let policy = Policy { reclaim: false, consolidate: false, ..policy };
@@ -249,7 +249,7 @@ proptest! {
         prop_assert_eq!(outcome(&nodes), outcome(&shuffled));
     }
 
-    /// Fair shares: nobody gets more than it asks for, all together no more than there is, and all of it if wanted.
+    /// Fair shares: no project gets more than its demand, all together at most the capacity, and all of it if demanded.
     #[test]
     fn fair_shares_add_up((nodes, before, waiting, deserved) in cluster()) {
         let state = busy(&nodes, &before, &waiting, &deserved);
@@ -262,8 +262,8 @@ proptest! {
         prop_assert_eq!(fair, asked.min(capacity.max(guaranteed)));
     }
 
-    /// A blocked large task starts at the latest when what ran when it was blocked has ended, however many small ones
-    /// keep coming, if all say how long they run.
+    /// A blocked large task starts at the latest when what ran when it was blocked has ended, for any number of
+    /// arriving small ones, if all have a maximum run time.
     #[test]
     fn a_large_task_starts_within_its_reservation(
         gpus in 2u32..5,

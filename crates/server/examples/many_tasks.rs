@@ -1,27 +1,28 @@
-//! How quickly lists are answered when there are many tasks: `many_tasks STATE_DIR [TASKS]` fills a new server with ended
-//! tasks through its own store, asks as ClearML's SDK does, and prints the times. The server is the example `serve` beside this
-//! program, in a process of its own, so that its memory can be told. With `CANTLE_BENCH_HOLD=1` it ends with 1 if a promise of
-//! SPECIFICATION.md is not held. `make bench` runs it.
+//! Measures how quickly lists are answered when there are many tasks: `many_tasks STATE_DIR [TASKS] [DATABASE]` fills a new
+//! server with ended tasks, and a hundredth of that with waiting ones, through its own store, asks as ClearML's SDK and the
+//! web page do, and prints the times. The server is the example `serve`, in a process of its own, so that its memory can be
+//! measured. With `CANTLE_BENCH_HOLD=1` it exits with 1 if a promise of SPECIFICATION.md is broken. `make bench` runs it.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+mod common;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_clearml::Client;
 use cantle_model::TaskStatus;
 use cantle_server::CredentialsFile;
-use cantle_store::{NewTask, Scalar, Store};
+use cantle_store::{Change, Database, NewTask, Scalar, Store};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-type Fail = Box<dyn std::error::Error + Send + Sync>;
+use common::{Fail, Served, is_judged, percentile, say};
 
 /// Calls of each kind: the 99th percentile is the second slowest.
 const ASKED: usize = 200;
 const BESIDE: usize = 16;
-/// Calls of `get_next_task` beside them.
+/// Calls of `get_next_task` in parallel to them.
 const TAKEN: usize = 400;
 /// What SPECIFICATION.md promises, up to this many tasks and beyond.
 const SMALL: usize = 100_000;
@@ -35,46 +36,26 @@ struct Promise {
     memory_kib: u64,
 }
 
-/// A server in a process of its own.
-struct Served(Child);
-
-impl Served {
-    fn start(state_dir: &Path) -> Result<Self, Fail> {
-        let program = std::env::current_exe()?.with_file_name("serve");
-        let mut child = Command::new(program).arg(state_dir).stdout(Stdio::piped()).spawn()?;
-        let out = child.stdout.take().ok_or("no output")?;
-        // It prints its address once it answers.
-        BufReader::new(out).read_line(&mut String::new())?;
-        Ok(Self(child))
-    }
-
-    fn memory_kib(&self) -> Result<u64, Fail> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::main]
 async fn main() -> Result<ExitCode, Fail> {
     let mut args = std::env::args().skip(1);
-    let state_dir: PathBuf = args.next().ok_or("usage: many_tasks STATE_DIR [TASKS]")?.into();
+    let state_dir: PathBuf = args.next().ok_or("usage: many_tasks STATE_DIR [TASKS] [DATABASE]")?.into();
     let tasks: usize = args.next().map_or(Ok(SMALL), |count| count.parse())?;
+    let database = args.next();
     let promise = if tasks > SMALL { PROMISED_BEYOND } else { PROMISED };
-    let served = Served::start(&state_dir)?;
+    let list_ms = if database.is_some() { PROMISED.list_ms } else { promise.list_ms };
+    let served = Served::start(&state_dir, database.as_deref())?;
     let keys = CredentialsFile::read(&state_dir)?.ok_or("no credentials")?;
     let client = Arc::new(Client::new(&keys.url, keys.credentials())?);
     let mut broken = 0;
     let project = client.call_value("projects.create", &json!({"name": "p"})).await?["id"].clone();
     let queue = client.call_value("queues.create", &json!({"name": "q"})).await?["id"].clone();
-    fill(&state_dir, &project, tasks).await?;
+    let database =
+        database.unwrap_or_else(|| format!("sqlite:{}", state_dir.join("server/cantle.db").display()));
+    let store = Store::connect(&database.parse::<Database>()?).await?;
+    fill(&store, &project, tasks).await?;
+    wait_in(&store, &queue, tasks / 100).await?;
+    store.close().await;
     let sdk = |more: Value| {
         let mut body = json!({
             "project": [project], "only_fields": ["id", "name", "last_update", "system_tags"], "page": 0,
@@ -95,8 +76,21 @@ async fn main() -> Result<ExitCode, Fail> {
         ("not archived", sdk(json!({"system_tags": ["-archived"]}))),
         ("by a measured value", sdk(json!({"order_by": ["-last_metrics.loss.train.value"]}))),
     ] {
-        let p99_ms = report(what, &mut times(&client, &body, ASKED).await?);
-        broken += u32::from(p99_ms > promise.list_ms);
+        let p99_ms = report(what, &mut times(&client, "tasks.get_all", &body).await?);
+        broken += u32::from(p99_ms > list_ms);
+    }
+    for (what, endpoint, body) in [
+        ("the web page's newest tasks", "cantle.get_tasks", json!({"limit": 500})),
+        // The page asks for this many at a time, until it has 10,000.
+        (
+            "the web page's tasks behind 9,500",
+            "cantle.get_tasks",
+            json!({"limit": 500, "older_than": nth_newest(&client, 9_500.min(tasks / 2)).await?}),
+        ),
+        ("the web page's queues", "cantle.get_queues", json!({})),
+    ] {
+        let p99_ms = report(what, &mut times(&client, endpoint, &body).await?);
+        broken += u32::from(p99_ms > list_ms);
     }
     for n in 0..TAKEN {
         let task = json!({"name": format!("waiting {n}"), "type": "training"});
@@ -130,15 +124,19 @@ async fn main() -> Result<ExitCode, Fail> {
     let memory_kib = served.memory_kib()?;
     broken += u32::from(p99_ms > promise.next_ms) + u32::from(memory_kib > promise.memory_kib);
     say(&format!("{tasks} tasks; the server holds {} MiB; {broken} promises broken", memory_kib >> 10));
-    let judged = std::env::var_os("CANTLE_BENCH_HOLD").is_some();
-    Ok(if judged && broken > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if is_judged() && broken > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn times(client: &Client, body: &Value, count: usize) -> Result<Vec<Duration>, Fail> {
+async fn nth_newest(client: &Client, n: usize) -> Result<Value, Fail> {
+    let page = json!({"page": n - 1, "page_size": 1, "only_fields": ["id"], "order_by": ["-created"]});
+    Ok(client.call_value("tasks.get_all", &page).await?["tasks"][0]["id"].clone())
+}
+
+async fn times(client: &Client, endpoint: &str, body: &Value) -> Result<Vec<Duration>, Fail> {
     let mut times = Vec::new();
-    for _ in 0..count {
+    for _ in 0..ASKED {
         let begin = Instant::now();
-        client.call_value("tasks.get_all", body).await?;
+        client.call_value(endpoint, body).await?;
         times.push(begin.elapsed());
     }
     Ok(times)
@@ -146,15 +144,32 @@ async fn times(client: &Client, body: &Value, count: usize) -> Result<Vec<Durati
 
 /// Prints the times, and returns the 99th percentile in milliseconds.
 fn report(what: &str, times: &mut [Duration]) -> f64 {
-    times.sort();
-    let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1)));
-    let ms = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
-    say(&format!("{what:40} p50 {:7.1} ms  p99 {:7.1} ms", ms(at(50)), ms(at(99))));
-    ms(at(99))
+    let (p50, p99) = (percentile(times, 50), percentile(times, 99));
+    say(&format!("{what:40} p50 {p50:7.1} ms  p99 {p99:7.1} ms"));
+    p99
 }
 
-async fn fill(state_dir: &std::path::Path, project: &Value, count: usize) -> Result<(), Fail> {
-    let store = Store::open(&state_dir.join("server/cantle.db")).await?;
+/// Waiting tasks, in front of which others wait.
+async fn wait_in(store: &Store, queue: &Value, count: usize) -> Result<(), Fail> {
+    let queue = queue.as_str().ok_or("no queue")?;
+    let now_us = 1_800_000_000_000_000;
+    let ids: Vec<String> = (0..count).map(|n| format!("w{n:031x}")).collect();
+    for ids in ids.chunks(Store::BATCH) {
+        for id in ids {
+            let new = NewTask {
+                id: id.clone(),
+                name: id.clone(),
+                kind: "training".to_owned(),
+                ..NewTask::default()
+            };
+            store.create_task(&new, now_us).await?;
+        }
+        store.enqueue_many(ids, queue, &Change { now_us, ..Change::default() }).await?;
+    }
+    Ok(())
+}
+
+async fn fill(store: &Store, project: &Value, count: usize) -> Result<(), Fail> {
     let doc = json!({"script": {"diff": "x".repeat(1500)}, "hyperparams": {}});
     let doc: Map<String, Value> = serde_json::from_value(doc)?;
     for first in (0..count).step_by(1000) {
@@ -187,11 +202,5 @@ async fn fill(state_dir: &std::path::Path, project: &Value, count: usize) -> Res
         store.create_ended(&new, TaskStatus::Completed).await?;
         store.add_scalars(&scalars).await?;
     }
-    store.close().await;
     Ok(())
-}
-
-#[expect(clippy::print_stdout, reason = "this program's answer")]
-fn say(line: &str) {
-    println!("{line}");
 }

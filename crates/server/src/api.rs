@@ -1,4 +1,5 @@
-//! From HTTP to a call and back. Any method is accepted, bodies on GET included, and versions in the path.
+//! Translates HTTP requests to calls, and results to responses. Any method is accepted, also GET with a body, and
+//! versions in the path.
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ const BATCH_LIMIT_BYTES: usize = 64 << 20;
 pub(crate) enum Service {
     /// All of it.
     Whole,
-    /// What ClearML's open-source server has, and nothing else.
+    /// Only the endpoints of ClearML's open-source server.
     OpenSource,
 }
 
@@ -53,13 +54,13 @@ impl Service {
 
     /// Removes the fields that are cantle's own: the open-source server ignores them.
     fn strip(self, endpoint: &str, body: &mut Value) {
-        let own = match endpoint {
-            "queues.get_next_task" => "task",
-            "events.get_task_log" => "after",
+        let own: &[&str] = match endpoint {
+            "queues.get_next_task" => &["task", "wait_ms"],
+            "events.get_task_log" => &["after"],
             _ => return,
         };
         if let (Self::OpenSource, Value::Object(fields)) = (self, body) {
-            fields.remove(own);
+            own.iter().for_each(|name| drop(fields.remove(*name)));
         }
     }
 }
@@ -74,7 +75,7 @@ pub(crate) struct Api {
     pub(crate) app: Arc<App>,
     routes: Arc<Routes>,
     service: Service,
-    /// How many lists are made at once; the others wait in line.
+    /// Maximum number of lists that are made at once; the others wait.
     lists: Arc<Semaphore>,
 }
 
@@ -177,7 +178,7 @@ async fn dispatch(
     }
     let call =
         api.app.call(text(headers, header::AUTHORIZATION.as_str()), peer.address.ip(), rule.endpoint).await?;
-    // Only now: whoever has no keys makes the server keep nothing.
+    // Only now: a caller without keys cannot make the server keep anything.
     let body = read(body, endpoint).await?;
     let done = act(api, &call, rule, query, &body).await;
     if let Err(error) = &done

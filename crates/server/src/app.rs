@@ -1,4 +1,4 @@
-//! What all calls share, and the context of one call.
+//! The state that all calls share, and the context of one call.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,18 +15,21 @@ use crate::error::ApiError;
 use crate::files::Files;
 use crate::health::Health;
 use crate::identity::Keys;
-use crate::login::Login;
-use crate::rights::audit::Refusals;
-use crate::rights::{People, Principal, Right};
+use crate::login::{Kubernetes, Login, foreign_token};
+use crate::rights::audit::{Logins, Refusals};
+use crate::rights::{self, People, Principal, Right, Used, Via};
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
-/// Id of the administrator, who owns everything that was made when there was one user.
+/// Id of the administrator, the owner of everything that was created before there were users.
 pub(crate) const USER: &str = "cantle-user";
 /// Id of the user who reads everything and changes nothing.
 pub(crate) const VIEWER: &str = "cantle-viewer";
 
-/// What all calls share.
+/// Subcode of 401 for a token of Kubernetes: ClearML's for an invalid one.
+const REFUSED_TOKEN: u32 = 30;
+
+/// The state that all calls share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) store: Store,
@@ -34,6 +37,7 @@ pub(crate) struct App {
     pub(crate) files: Files,
     pub(crate) people: People,
     pub(crate) refusals: Refusals,
+    pub(crate) logins: Logins,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
@@ -44,6 +48,8 @@ pub(crate) struct App {
     pub(crate) door: DoorSettings,
     /// Login with an identity provider.
     pub(crate) login: Option<Arc<Login>>,
+    /// The cluster whose tokens are taken.
+    pub(crate) kubernetes: Option<Kubernetes>,
 }
 
 impl App {
@@ -53,7 +59,7 @@ impl App {
     }
 }
 
-/// What the door is like.
+/// The properties of the listener.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DoorSettings {
     /// Connections are encrypted, so cookies go over no others.
@@ -68,7 +74,7 @@ impl DoorSettings {
         if self.is_tls { "https" } else { "http" }
     }
 
-    /// Calls by which an agent says that it is one and takes work. What tasks and people call is not among them.
+    /// Calls by which an agent identifies itself and takes work. The calls of tasks and people are not among them.
     const OF_AGENTS: [&str; 4] =
         ["cantle.report_node", "queues.get_next_task", "workers.register", "workers.status_report"];
 
@@ -89,7 +95,7 @@ pub(crate) struct Call {
 }
 
 impl App {
-    /// A call from outside. That nobody knows the caller is recorded.
+    /// A call from outside. An unknown caller is recorded.
     pub(crate) async fn call(
         self: &Arc<Self>,
         authorization: Option<&str>,
@@ -97,8 +103,14 @@ impl App {
         endpoint: &str,
     ) -> Result<Call, ApiError> {
         let ip = from.to_string();
-        match self.caller(authorization, &ip) {
-            Ok(who) => Ok(Call::new(Arc::clone(self), ip, who)),
+        match self.caller(authorization, &ip).await {
+            Ok(who) => {
+                let call = Call::new(Arc::clone(self), ip, who);
+                if call.who.via == Via::Kubernetes {
+                    self.logins.note(&call).await;
+                }
+                Ok(call)
+            }
             Err(error) => {
                 let action = endpoint.to_owned();
                 let record = AuditRow { time_us: now_us(), from_ip: ip, action, ..AuditRow::default() };
@@ -108,13 +120,47 @@ impl App {
         }
     }
 
-    /// Finds who calls, by the `Authorization` header, and remembers that its key was used.
-    pub(crate) fn caller(&self, authorization: Option<&str>, ip: &str) -> Result<Arc<Principal>, ApiError> {
-        let who = self.keys.check(&self.people, authorization)?;
+    /// Identifies the caller by the `Authorization` header, and records that the key was used.
+    pub(crate) async fn caller(
+        &self,
+        authorization: Option<&str>,
+        ip: &str,
+    ) -> Result<Arc<Principal>, ApiError> {
+        let token = foreign_token(authorization).filter(|_| !self.keys.is_open());
+        let who = match (&self.kubernetes, token) {
+            (Some(kubernetes), Some(token)) => self.of_cluster(kubernetes, token).await?,
+            _ => self.keys.check(&self.people, authorization)?,
+        };
+        if let Some(run) = &who.run {
+            rights::lasts(&self.store, run, now_us()).await?;
+        }
         if let Some(access_key) = &who.access_key {
-            self.people.note_use(access_key, now_us(), ip);
+            self.people.note_use(Used::Key(access_key.clone()), now_us(), ip);
+        }
+        if let Some(session) = &who.session {
+            self.people.note_use(Used::Session(session.clone()), now_us(), ip);
         }
         Ok(Arc::new(who))
+    }
+
+    /// The user of a token of Kubernetes.
+    async fn of_cluster(&self, kubernetes: &Kubernetes, token: &str) -> Result<Principal, ApiError> {
+        let refused = || {
+            ApiError::unauthorized(
+                REFUSED_TOKEN,
+                "Kubernetes refuses the token, or it is for another audience",
+            )
+        };
+        let who = kubernetes.who(token).await?.ok_or_else(refused)?;
+        let found = self.people.by_identity(&self.store, &who, now_us()).await;
+        let found = found.map_err(|error| match error {
+            StoreError::NoUser(_) => ApiError::unauthorized(
+                REFUSED_TOKEN,
+                format!("the user {} was removed; ask an administrator", who.name),
+            ),
+            other => other.into(),
+        })?;
+        Ok(Principal { via: Via::Kubernetes, ..found })
     }
 }
 
@@ -123,7 +169,7 @@ impl Call {
         Self { app, now_us: now_us(), ip, who }
     }
 
-    /// What of tasks, models and projects the caller may see; `None`: everything.
+    /// The tasks, models and projects that the caller may see; `None`: everything.
     pub(crate) fn seen(&self) -> Option<Scope> {
         self.who.scope(Right::See)
     }
@@ -152,7 +198,18 @@ impl Call {
     pub(crate) fn change(&self, force: bool, reason: Option<String>, message: Option<String>) -> Change {
         let (reason, message) = (reason.unwrap_or_default(), message.unwrap_or_default());
         let stop_asked = StopRequest::parse(&message) == Some(StopRequest::Abort);
-        Change { now_us: self.now_us, force, reason, message, stop_asked, run: None }
+        // Agents put back what they took.
+        let is_wish = !self.who.may_everywhere(Right::Serve);
+        Change {
+            now_us: self.now_us,
+            force,
+            reason,
+            message,
+            stop_asked,
+            run: None,
+            is_wish,
+            who: self.who.label(),
+        }
     }
 }
 

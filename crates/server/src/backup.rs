@@ -1,4 +1,4 @@
-//! `cantle backup` and `cantle restore`: all that a server keeps, in one file. The server may run while a backup is made.
+//! `cantle backup` and `cantle restore`: all data of a server, in one file. The server may run while a backup is made.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -9,11 +9,11 @@ use cantle_store::backup as store;
 use crate::files::{LOCATION, Location};
 use crate::{ServerError, StateLock, create_private_dir, database_file};
 
-/// Keys and addresses, beside the database in the state directory.
+/// Keys and addresses, which lie next to the database in the state directory.
 const KEYS: [&str; 3] = ["credentials.json", "viewer.json", "token.key"];
 const DATABASE: &str = "cantle.db";
 
-/// What a backup holds.
+/// The contents of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupContents {
     /// Tasks in it.
@@ -94,7 +94,7 @@ async fn put_objects(next: &Path, files: &Path) -> Result<(), ServerError> {
     Ok(())
 }
 
-/// All whole objects below a directory; uploads that go on begin with a dot at its top.
+/// All whole objects below a directory; running uploads begin with a dot at its top.
 fn collect(dir: &Path, objects: &mut Vec<PathBuf>) -> std::io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -1,5 +1,7 @@
-//! The server's door: how many connections there are, and for how long one may be silent. Nothing here needs keys, so it must
-//! hold against those who have none.
+//! The server's listener: limits the number of connections, and the time for which one may be silent. Nothing here needs
+//! keys, so it must withstand callers that have none.
+
+mod places;
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,23 +16,25 @@ use cantle_clearml::{Envelope, Meta};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+
+use places::{Place, Places};
 
 /// Connections at once, unless this process may open fewer files.
 const CONNECTIONS: usize = 4096;
 /// Descriptors that are left for database, files and logs.
 const RESERVED: usize = 128;
 
-/// A handshake that takes longer than this, or than a connection may be silent, is given up.
+/// A handshake that takes longer than this, or than a connection may be silent, is aborted.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The first byte of a TLS connection: a record of a handshake.
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
 
-/// Who calls.
+/// The caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
@@ -44,11 +48,12 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
     }
 }
 
-/// Accepts connections, as many as there is room for. Others wait in the kernel until one ends. With TLS a connection comes in
+/// Accepts connections, as many as there is room for. Others wait in the kernel until one ends; those beyond half of all from one
+/// address are closed. With TLS a connection comes in
 /// when its handshake is done; meanwhile it takes its place.
 pub(crate) struct Door {
     listener: TcpListener,
-    room: Arc<Semaphore>,
+    places: Places,
     silence: Duration,
     /// The certificate that new connections are shown; none: plain HTTP.
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
@@ -64,16 +69,16 @@ impl Door {
     ) -> Self {
         let room =
             files_limit().map_or(CONNECTIONS, |files| files.saturating_sub(RESERVED).clamp(16, CONNECTIONS));
-        Self { listener, room: Arc::new(Semaphore::new(room)), silence, tls, handshakes: JoinSet::new() }
+        Self { listener, places: Places::new(room), silence, tls, handshakes: JoinSet::new() }
     }
 }
 
 /// The next connection, once there is room for it.
 async fn next(
-    room: &Arc<Semaphore>,
+    places: &Places,
     listener: &mut TcpListener,
 ) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
-    let permit = Arc::clone(room).acquire_owned().await.ok();
+    let permit = places.room().await;
     // The inner one logs and waits when a connection can't be accepted.
     let (stream, address) = Listener::accept(listener).await;
     (permit, stream, address)
@@ -84,7 +89,7 @@ async fn shake_hands(mut stream: TcpStream, config: Arc<ServerConfig>) -> Option
     let mut first = [0];
     stream.peek(&mut first).await.ok().filter(|read| *read == 1)?;
     if first[0] != TLS_HANDSHAKE_RECORD {
-        // It cannot help who speaks another protocol; who wrote http:// reads it.
+        // It does not help a client of another protocol; a user who wrote http:// reads it.
         let _ = stream.write_all(speaks_tls().as_bytes()).await;
         return None;
     }
@@ -125,16 +130,17 @@ impl Listener for Door {
                     }
                     continue;
                 }
-                next = next(&self.room, &mut self.listener) => next,
+                next = next(&self.places, &mut self.listener) => next,
             };
+            let Some(place) = self.places.take(permit, address.ip()) else { continue };
             let Some(tls) = &self.tls else {
-                return (Connection::new(Stream::Plain(stream), self.silence, permit), address);
+                return (Connection::new(Stream::Plain(stream), self.silence, place), address);
             };
             let (config, silence) = (Arc::clone(&tls.borrow()), self.silence);
             self.handshakes.spawn(async move {
                 let shaken = timeout(HANDSHAKE.min(silence), shake_hands(stream, config)).await;
                 let stream = Stream::Tls(Box::new(shaken.ok()??));
-                Some((Connection::new(stream, silence, permit), address))
+                Some((Connection::new(stream, silence, place), address))
             });
         }
     }
@@ -144,7 +150,7 @@ impl Listener for Door {
     }
 }
 
-/// What a connection speaks.
+/// The protocol of a connection.
 enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -177,12 +183,12 @@ pub(crate) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
     silence: Duration,
-    _permit: Option<OwnedSemaphorePermit>,
+    _place: Place,
 }
 
 impl Connection {
-    fn new(stream: Stream, silence: Duration, permit: Option<OwnedSemaphorePermit>) -> Self {
-        Self { stream, deadline: Box::pin(tokio::time::sleep(silence)), silence, _permit: permit }
+    fn new(stream: Stream, silence: Duration, place: Place) -> Self {
+        Self { stream, deadline: Box::pin(tokio::time::sleep(silence)), silence, _place: place }
     }
 
     fn heard(&mut self) {

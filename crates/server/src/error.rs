@@ -59,7 +59,7 @@ impl ApiError {
             Some(_) => "a manager of the project or an administrator",
             None => "an administrator",
         };
-        let (name, right) = (&who.name, right.name());
+        let (name, right) = (who.label(), right.name());
         Self::new(
             403,
             0,
@@ -67,7 +67,17 @@ impl ApiError {
         )
     }
 
-    /// What agents call, on a connection without a certificate.
+    /// A running task wants to change what is not its own.
+    pub(crate) fn not_of_a_task(who: &Principal, what: &str) -> Self {
+        let own = who.task().unwrap_or_default();
+        let text = format!(
+            "Forbidden ({what}: the token of task {own} changes this task and the tasks that it made; use a key pair of {} for others)",
+            who.name
+        );
+        Self::new(403, 0, text)
+    }
+
+    /// A call that is for agents, on a connection without a certificate.
     pub(crate) fn no_certificate(what: &str) -> Self {
         let why = "is for agents with a client certificate of the authority in --tls-client-ca";
         Self::new(403, 0, format!("Forbidden ({what} {why})"))
@@ -95,7 +105,9 @@ impl From<StoreError> for ApiError {
             | StoreError::StaleRun { .. }
             | StoreError::StaleEviction(_) => subcode::INVALID_TASK_STATUS,
             StoreError::NoUser(_) => subcode::INVALID_USER,
-            StoreError::OverQuota { .. } => subcode::OVER_QUOTA,
+            StoreError::OverQuota { .. } | StoreError::OverLimit { .. } | StoreError::OverQueued { .. } => {
+                subcode::OVER_QUOTA
+            }
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,
             StoreError::ProjectHasTasks(_) => subcode::PROJECT_HAS_TASKS,
@@ -108,6 +120,7 @@ impl From<StoreError> for ApiError {
             StoreError::Database(_)
             | StoreError::Migrate(_)
             | StoreError::Newer(_)
+            | StoreError::Outdated { .. }
             | StoreError::NoBackup { .. }
             | StoreError::Scheme(_)
             | StoreError::Address(_)
@@ -115,6 +128,7 @@ impl From<StoreError> for ApiError {
             | StoreError::TooOld { .. }
             | StoreError::Encoding { .. }
             | StoreError::Standby(_)
+            | StoreError::Pooled(_)
             | StoreError::NotEmpty
             | StoreError::Miscounted { .. }
             | StoreError::Corrupt { .. } => {

@@ -1,4 +1,4 @@
-//! Whether the server can do its work: what `/healthz` and `/readyz` answer.
+//! The checks behind `/healthz` and `/readyz`: whether the server can do its work.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Health {
         *self.fault() = Some(fault.to_owned());
     }
 
-    /// What came of a write.
+    /// The result of a write.
     pub(crate) fn note<T>(&self, written: &Result<T, StoreError>) {
         match written {
             Ok(_) => *self.fault() = None,

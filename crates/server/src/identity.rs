@@ -1,5 +1,6 @@
-//! How callers show who they are: key pairs, and tokens that are signed with a separate secret. Two pairs are made at the first
-//! start: the administrator's, and one that may read everything and change nothing. Whose a pair is, is in `rights`.
+//! How callers prove their identity: key pairs, and tokens that are signed with a separate secret. Two pairs are created at
+//! the first start: the administrator's, and one that may read everything and change nothing. `rights` knows the owner of
+//! each pair.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -15,12 +16,14 @@ use serde_json::{Value, json};
 
 use crate::ServerError;
 use crate::app::{COMPANY, USER, VIEWER};
-use crate::clock::new_id;
+use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
-use crate::rights::{People, Principal, Stranger};
+use crate::rights::{OfSession, OwnRun, People, Principal, Stranger};
 
 /// Clients renew their token when less than 12 hours are left, so it must live longer; ClearML's own live 30 days.
 const TOKEN_S: i64 = 30 * 24 * 3600;
+/// The maximum difference between the clocks of two servers on one database.
+const LEEWAY_US: i64 = 60_000_000;
 /// The API version that clients are given; with this one all features of the real clients work.
 pub(crate) const API_VERSION: &str = "2.31";
 
@@ -86,7 +89,7 @@ impl CredentialsFile {
     }
 }
 
-/// What the server needs to authenticate a caller.
+/// The data that the server needs to authenticate a caller.
 pub(crate) struct Keys {
     signing: EncodingKey,
     verifying: DecodingKey,
@@ -102,7 +105,7 @@ pub(crate) struct Pair {
     pub(crate) is_new: bool,
 }
 
-/// What the state directory has.
+/// The contents of the state directory.
 pub(crate) struct Identity {
     pub(crate) admin: Pair,
     pub(crate) viewer: Pair,
@@ -190,11 +193,27 @@ impl Keys {
         now_us: i64,
         lives_s: Option<i64>,
     ) -> Result<String, ApiError> {
-        let iat = now_us / 1_000_000;
+        if let Some(run) = &who.run {
+            return self.token_of_run(&who.user, run, now_us);
+        }
         let identity = json!({
             "user": who.user, "company": COMPANY, "role": who.clearml_role(), "user_name": who.name,
-            "company_name": COMPANY, "key": who.access_key,
+            "company_name": COMPANY, "key": who.access_key, "session": who.session,
         });
+        self.sign(identity, now_us, lives_s)
+    }
+
+    /// The token of a run: its owner need not be there any more.
+    pub(crate) fn token_of_run(&self, owner: &str, run: &OwnRun, now_us: i64) -> Result<String, ApiError> {
+        let identity = json!({
+            "user": owner, "company": COMPANY, "role": "user", "company_name": COMPANY, "key": null,
+            "task": run.task, "lease": run.lease,
+        });
+        self.sign(identity, now_us, None)
+    }
+
+    fn sign(&self, identity: Value, now_us: i64, lives_s: Option<i64>) -> Result<String, ApiError> {
+        let iat = now_us / 1_000_000;
         let claims = Claims {
             iat,
             exp: iat + lives_s.filter(|s| (1..=TOKEN_S).contains(s)).unwrap_or(TOKEN_S),
@@ -217,7 +236,8 @@ impl Keys {
         self.open
     }
 
-    /// Finds who calls, by key pair or token.
+    /// Identifies the caller by key pair or token. Whether a run still lasts is another question
+    /// ([`crate::rights::lasts`]).
     pub(crate) fn check(&self, people: &People, authorization: Option<&str>) -> Result<Principal, ApiError> {
         if self.open {
             return Ok(Principal::server());
@@ -241,19 +261,31 @@ impl Keys {
     }
 
     fn check_token(&self, people: &People, token: &str) -> Result<Principal, ApiError> {
-        let validation = Validation::new(Algorithm::HS256);
+        let mut validation = Validation::new(Algorithm::HS256);
+        // Below, so that a clock that is off shows.
+        validation.validate_exp = false;
         let claims = decode::<Claims>(token, &self.verifying, &validation).map_err(|error| {
             ApiError::unauthorized(INVALID_TOKEN, format!("invalid token: {error}")).caused_by(error)
         })?;
+        let (exp_us, now_us) = (claims.claims.exp.saturating_mul(1_000_000), now_us());
+        if exp_us.saturating_add(LEEWAY_US) < now_us {
+            let text = format!("the token expired at {}; it is {} here", rfc3339(exp_us), rfc3339(now_us));
+            return Err(ApiError::unauthorized(INVALID_TOKEN, text));
+        }
         let identity = claims.claims.identity;
         let text = |name: &str| identity.get(name).and_then(Value::as_str);
         let found = if identity.get("key").is_none() {
             // Of 0.1.0, which had these two pairs alone.
             let viewer = text("role") == Some("guest");
             let (user, key) = if viewer { (VIEWER, &self.own[1]) } else { (USER, &self.own[0]) };
-            people.by_token(user, Some(key))
+            people.by_token(user, Some(key), None)
+        } else if let (Some(task), Some(lease)) = (text("task"), text("lease")) {
+            let run = OwnRun { task: task.to_owned(), lease: lease.to_owned() };
+            people.by_run(text("user").unwrap_or_default(), run)
         } else {
-            people.by_token(text("user").unwrap_or_default(), text("key"))
+            let age_us = now_us.saturating_sub(claims.claims.iat.saturating_mul(1_000_000));
+            let session = text("session").map(|id| OfSession { id, age_us });
+            people.by_token(text("user").unwrap_or_default(), text("key"), session)
         };
         found.map_err(|stranger| unknown(&stranger))
     }
@@ -267,6 +299,7 @@ fn unknown(stranger: &Stranger) -> ApiError {
                 "the key {access_key} of {user} was revoked; an administrator or {user} can make another one"
             )
         }
+        Stranger::Session => "this login was ended; log in again".to_owned(),
         Stranger::User(user) => format!("the user {user} was removed; ask an administrator"),
     };
     ApiError::unauthorized(INVALID_CREDENTIALS, text)
@@ -279,7 +312,6 @@ mod tests {
     use cantle_store::Store;
 
     use super::*;
-    use crate::clock::now_us;
     use crate::rights::{Right, bootstrap};
 
     struct Made {
@@ -367,6 +399,9 @@ mod tests {
         let long_ago = now_us() - 40 * 24 * 3600 * 1_000_000;
         let expired = format!("Bearer {}", made.keys.token(&who, long_ago, None).unwrap());
         assert_eq!(made.name(&expired), Err(30));
+        // It shows which clock is wrong.
+        let error = made.keys.check(&made.people, Some(&expired)).unwrap_err();
+        assert!(error.message.contains("the token expired at 20") && error.message.contains("; it is 20"));
         assert_eq!(made.name("Bearer x.y.z"), Err(30));
     }
 }

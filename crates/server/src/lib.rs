@@ -1,7 +1,7 @@
-//! The server: ClearML's API, what cantle adds to it, and the files that tasks leave behind.
+//! The server: ClearML's API, cantle's additions to it, and the files that tasks upload.
 //!
-//! [`Server::bind`] opens database and socket and makes credentials at the first start; [`Server::serve`] answers until
-//! it is asked to stop. All state is in the database, so killing the server at any instant loses nothing.
+//! [`Server::bind`] opens the database and the socket, and creates credentials at the first start. [`Server::serve`]
+//! answers until it is asked to stop. All state is in the database, so killing the server at any instant loses nothing.
 
 mod api;
 mod app;
@@ -12,6 +12,8 @@ mod error;
 mod files;
 mod filter;
 mod health;
+#[cfg(test)]
+mod hostile;
 mod identity;
 mod lock;
 mod login;
@@ -43,7 +45,7 @@ use tokio::sync::watch;
 pub use backup::{BackupContents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
-pub use login::{LoginError, OidcConfig};
+pub use login::{KubernetesConfig, LoginError, OidcConfig};
 pub use tls::{TlsError, TlsFiles};
 
 /// How long events are kept by default.
@@ -55,12 +57,12 @@ const KEEP_AUDIT_DAYS: u64 = 365;
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen, for example `127.0.0.1:8008`; port 0 takes a free one.
+    /// The address to listen on, for example `127.0.0.1:8008`; port 0 takes a free one.
     pub listen: String,
     /// `sqlite:PATH`, a path, or `postgres://…`; by default `server/cantle.db` under `state_dir`.
     pub db: Option<String>,
-    /// Where artifacts, models and debug images are: a directory, or `s3://BUCKET[/PREFIX]`; by default `server/files` under
-    /// `state_dir`.
+    /// The location of artifacts, models and debug images: a directory, or `s3://BUCKET[/PREFIX]`; by default `server/files`
+    /// under `state_dir`.
     pub files: Option<String>,
     /// The certificate; none: plain HTTP.
     pub tls: Option<TlsFiles>,
@@ -70,6 +72,8 @@ pub struct ServerConfig {
     pub url: Option<String>,
     /// The identity provider with which people log in.
     pub oidc: Option<OidcConfig>,
+    /// The cluster whose tokens are taken.
+    pub kubernetes: Option<KubernetesConfig>,
     /// Credentials, database and files are in `server/` under this directory.
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
@@ -102,6 +106,7 @@ impl Default for ServerConfig {
             insecure_http: false,
             url: None,
             oidc: None,
+            kubernetes: None,
             state_dir: PathBuf::from("."),
             open: false,
             open_source: false,
@@ -135,8 +140,8 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Why a server can't start or has to stop. Each variant is one line that says what is wrong; [`ServerError::hints`] says what
-/// would help.
+/// Why a server can't start or has to stop. Each variant is one line that states what is wrong; [`ServerError::hints`] has
+/// the remedies.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address is invalid or in use.
@@ -160,7 +165,7 @@ pub enum ServerError {
     #[error(transparent)]
     Login(#[from] LoginError),
     /// `--url` is none.
-    #[error("--url {0} is no address for clients")]
+    #[error("--url {0} is not an address for clients")]
     Url(String),
     /// Another server runs on the same state directory or database.
     #[error("{} is in use by another server{}", what.display(), process(holder))]
@@ -173,7 +178,7 @@ pub enum ServerError {
     /// There is nothing to back up.
     #[error("{}: no server ran with this state directory yet", .0.display())]
     NoState(PathBuf),
-    /// What would be written over.
+    /// The file that would be overwritten.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
     /// Neither a directory nor a bucket.
@@ -184,9 +189,9 @@ pub enum ServerError {
     FileStore {
         /// As given.
         url: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
-        /// What the store answered.
+        /// The store's answer.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// PostgreSQL has tools of its own for this.
@@ -214,7 +219,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
@@ -232,12 +237,15 @@ impl ServerError {
             }
             Self::Tls(error) => error.hint(),
             Self::Login(LoginError::File { .. }) => "give a file that the server's user can read",
+            Self::Login(LoginError::Cluster(_) | LoginError::NoCluster) => {
+                "give --kubernetes-api https://HOST:PORT, --kubernetes-ca FILE and --kubernetes-token-file FILE"
+            }
             Self::Login(_) => {
                 "write the issuer as the provider's pages have it, for example https://login.example"
             }
             Self::Url(_) => "write for example https://gpu1.example:8008",
             Self::Taken { .. } => {
-                "stop that one first, or give this one another state directory with --state"
+                "stop that one first, or give this one another state directory (--state) and database (--database)"
             }
             Self::Files(_) => {
                 "write a directory, or s3://BUCKET[/PREFIX] in lower-case letters, digits, dots and dashes"
@@ -270,6 +278,7 @@ impl Server {
         let certificate = config.tls.as_ref().map(|files| tls::Shown::load(files, clock::now_us()));
         let certificate = certificate.transpose()?;
         let login = config.oidc.as_ref().map(login::Login::new).transpose()?;
+        let kubernetes = config.kubernetes.as_ref().map(login::Kubernetes::new).transpose()?;
         let public_url = config.url.as_deref().map(public_url).transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
         if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
@@ -283,7 +292,7 @@ impl Server {
             }
         }
         // A server that runs here has the address too, as a rule; it is the one to name.
-        let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
+        let lock = StateLock::hold(&config.state_dir)?.and_database(&database)?;
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         let url = match public_url {
@@ -291,11 +300,10 @@ impl Server {
             None => own_url(reachable(address), certificate.as_ref()),
         };
         let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
-        let store = waiting::open(&database, &listener).await?;
+        let (store, people) = waiting::open(&database, &listener, &identity).await?;
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
         let files = files::Files::open(location.clone()).await?;
         location.record(&dir)?;
-        let people = rights::bootstrap(&store, &identity, clock::now_us()).await?;
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
         let app = Arc::new(app::App {
@@ -303,12 +311,14 @@ impl Server {
             keys: identity.keys,
             people,
             refusals: rights::audit::Refusals::default(),
+            logins: rights::audit::Logins::default(),
             files,
             usage_half_life_ms,
             health: health::Health::default(),
             leads: AtomicBool::new(false),
             led: tokio::sync::Notify::new(),
             login: login.map(|login| login.for_server(&url)),
+            kubernetes,
             door: app::DoorSettings {
                 is_tls: certificate.is_some(),
                 needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
@@ -354,6 +364,8 @@ impl Server {
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
         let rights = tokio::spawn(sweep::rights(Arc::clone(&self.app)));
         let leading = tokio::spawn(lead(Arc::clone(&self.app)));
+        let unshared = tokio::spawn(files::warn_if_unshared(Arc::clone(&self.app)));
+        let bell = tokio::spawn(carry_rings(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let mut keeper = tokio::task::JoinSet::new();
@@ -363,17 +375,24 @@ impl Server {
             keeper.spawn(tls::keep(files, bytes, show));
             shown
         });
+        let (streams, app) = (ui.clone(), Arc::clone(&self.app));
+        let stopping = async move {
+            streams.until(shutdown).await;
+            app.store.close_bell();
+        };
         let served = axum::serve(door::Door::new(self.listener, self.silence, shown), service)
-            .with_graceful_shutdown(ui.clone().until(shutdown))
+            .with_graceful_shutdown(stopping)
             .await;
         watcher.abort();
         ui.save().await;
         sweeper.abort();
         rights.abort();
         if let Err(error) = self.app.people.save_uses(&self.app.store).await {
-            tracing::warn!("when keys were used is not saved: {error}");
+            tracing::warn!("the last use of keys is not saved: {error}");
         }
         leading.abort();
+        unshared.abort();
+        bell.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
@@ -385,10 +404,14 @@ async fn lead(app: Arc<app::App>) {
         app.leads.store(leads, Ordering::Relaxed);
         app.led.notify_one();
         if app.store.is_shared() {
-            tracing::info!(leads, "who does the periodic work has changed");
+            tracing::info!(leads, "the leader of the periodic work has changed");
         }
     };
     app.store.lead(tell).await;
+}
+
+async fn carry_rings(app: Arc<app::App>) {
+    app.store.carry_rings().await;
 }
 
 fn process(holder: &str) -> String {

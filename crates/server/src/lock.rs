@@ -1,4 +1,4 @@
-//! One server per state directory, and per database. The lock is the kernel's: it ends with the process, however that ends.
+//! Ensures one server per state directory, and per database. It is a kernel lock, so it ends with the process in any case.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};
@@ -26,15 +26,14 @@ impl StateLock {
         Ok(Self { _files: vec![take(state_dir, &dir.join("lock"))?] })
     }
 
-    /// Takes a database that is outside of the state directory, too.
-    pub(crate) fn and_database(mut self, state_dir: &Path, database: &Database) -> Result<Self, ServerError> {
+    /// Takes the database, too: a server with another state directory may have been given the same file, by any of its names.
+    pub(crate) fn and_database(mut self, database: &Database) -> Result<Self, ServerError> {
         // Any number of servers may use a PostgreSQL.
         let Database::Sqlite(database) = database else { return Ok(self) };
-        if database.parent() != Some(&state_dir.join("server")) {
-            let mut name = database.as_os_str().to_owned();
-            name.push(".lock");
-            self._files.push(take(database, &PathBuf::from(name))?);
-        }
+        // A database that does not exist yet has no links.
+        let mut name = database.canonicalize().unwrap_or_else(|_| database.clone()).into_os_string();
+        name.push(".lock");
+        self._files.push(take(database, &PathBuf::from(name))?);
         Ok(self)
     }
 }
@@ -53,7 +52,7 @@ fn take(what: &Path, path: &Path) -> Result<File, ServerError> {
         }
         Err(TryLockError::Error(source)) => return Err(fail(source)),
     }
-    // Who holds it is only for people: on a full disk the lock holds without it.
+    // The holder's name is only for people: on a full disk the lock holds without it.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }

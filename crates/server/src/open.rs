@@ -1,8 +1,8 @@
-//! `--open`: a server without credentials must not be open to the web sites that its user visits.
+//! `--open`: protects a server without credentials from the web sites that its user visits.
 //!
-//! A browser on this machine reaches loopback for any site. What comes from another site says so (`Origin`,
-//! `Sec-Fetch-Site`); a site that points its own name at loopback shows in `Host`. Clients that are no browsers send
-//! neither of the first two.
+//! A browser on this machine can send requests of any site to loopback. A request from another site has the headers
+//! `Origin` and `Sec-Fetch-Site`, and a site that points its own name at loopback shows in `Host`. Clients other than
+//! browsers send neither of the first two.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What list endpoints share: selected fields, patterns of names, pages.
+//! The parts that list endpoints share: selected fields, patterns of names, pages.
 
 use cantle_clearml::subcode;
 use regex::Regex;
@@ -17,7 +17,7 @@ pub(crate) trait Listed {
 /// ClearML's limit of the objects in one answer.
 const PAGE: u64 = 500;
 
-/// Which page of a list, with which fields, in which order.
+/// The page of a list, its fields, and its order.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Paging {
@@ -44,7 +44,7 @@ impl Paging {
         serde_json::from_value(Value::Object(body.clone())).map_err(ApiError::unreadable)
     }
 
-    /// What to answer with; `all` without a page (or with ids, which are a limit themselves), else ClearML's limit.
+    /// The size of the answer: all without a page (or with ids, which are a limit themselves), else ClearML's limit.
     pub(crate) fn window(&self, all: bool) -> Result<Window, ApiError> {
         if let Some(position) = &self.scroll_id {
             let size = self.size.filter(|size| *size > 0);
@@ -66,7 +66,7 @@ impl Paging {
         Ok(Window { skip: self.page.unwrap_or(0).saturating_mul(size), take: size })
     }
 
-    /// The answer: the objects under their name, and how to go on.
+    /// The answer: the objects under their name, and how to continue.
     pub(crate) fn answer(&self, name: &str, window: Window, objects: Vec<Value>) -> Value {
         let mut answer = Map::new();
         if self.scroll_id.is_some() {
@@ -161,7 +161,7 @@ fn copy_path(from: &Value, path: &str, to: &mut Map<String, Value>) {
     if !inner.is_object() {
         return;
     }
-    // What is asked for and not there leaves an empty object, as in ClearML's answers: its clients look into it.
+    // A requested field that does not exist leaves an empty object, as in ClearML's answers: its clients look into it.
     let mut below = to.get(first).and_then(Value::as_object).cloned().unwrap_or_default();
     copy_path(inner, rest, &mut below);
     to.insert(first.to_owned(), Value::Object(below));

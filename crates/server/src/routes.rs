@@ -1,4 +1,4 @@
-//! The functions that answer the endpoints.
+//! Maps endpoints to the functions that answer them.
 
 use std::collections::BTreeMap;
 use std::future::Future;

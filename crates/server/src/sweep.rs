@@ -1,5 +1,5 @@
-//! Periodic work of the server that leads: a task whose agent died between taking and starting it, or whose node is gone, goes
-//! back to the front of its queue, and the length of the queues and the projects' use of GPUs are recorded.
+//! Periodic work of the leading server. It puts a task whose agent died between taking and starting it, or whose node is
+//! gone, back to the front of its queue. It records the length of the queues and the projects' use of GPUs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::app::App;
 use crate::clock::now_us;
 use crate::usage;
 
-/// What a node needs to end a run whose time is over: it looks twice a second, and the last signal cannot be ignored.
+/// The time that a node needs to end a run at its fence: it polls twice a second, and the last signal cannot be
+/// ignored.
 pub(crate) const SLACK_MS: i64 = 5000;
 
 const EVERY: Duration = Duration::from_secs(10);
@@ -19,10 +20,12 @@ const SILENT_US: i64 = 2 * 3600 * 1_000_000;
 /// ClearML's words for it.
 const SILENT: &str = "Forced stop (non-responsive)";
 
-/// How many events, and how many pieces of output, one round takes away at most: others wait no longer than for that.
+/// Maximum number of events, and of pieces of output, that are deleted at once: others wait no longer than for that.
 const PRUNED_AT_ONCE: i64 = 5000;
+/// Maximum number of these deletions in one round.
+const PRUNED_IN_A_ROUND: usize = 20;
 
-/// How long events are kept, and the output of tasks that ended; `None`: forever.
+/// The time for which events, and the output of ended tasks, are kept; `None`: forever.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
     pub(crate) events: Option<Duration>,
@@ -82,7 +85,7 @@ async fn stop_silent(app: &App, now_us: i64) {
     }
 }
 
-/// Gives tasks whose node is gone to others, where the queue says so and the run has ended for certain.
+/// Gives tasks whose node is gone to others, where the queue's policy requires it and the run has certainly ended.
 async fn requeue_lost(app: &App, now_us: i64) {
     match app.store.requeue_lost(SLACK_MS, now_us).await {
         Ok(tasks) => tasks.iter().for_each(|(task, node)| {
@@ -92,7 +95,7 @@ async fn requeue_lost(app: &App, now_us: i64) {
     }
 }
 
-/// How often a server looks whether another one changed who may do what: how late a revoked key is refused at most.
+/// How often a server checks whether another one changed users or rights: how late a revoked key is refused at most.
 const RIGHTS_EVERY: Duration = Duration::from_secs(2);
 
 /// Keeps what is known of users up to date, without end.
@@ -118,11 +121,18 @@ async fn prune(app: &App, kept: Kept, now_us: i64) {
         kept.map_or(i64::MIN, |kept_us| now_us.saturating_sub(kept_us))
     };
     if let Err(error) = app.store.prune_audit(before(kept.audit), PRUNED_AT_ONCE).await {
-        tracing::error!("what is too old in the audit cannot be removed: {error}");
+        tracing::error!("old records of the audit cannot be deleted: {error}");
     }
-    match app.store.prune(before(kept.events), before(kept.logs), PRUNED_AT_ONCE).await {
-        Ok((0, 0)) => {}
-        Ok((events, logs)) => tracing::debug!(events, logs, "what was too old is pruned"),
-        Err(error) => tracing::error!("what is too old cannot be pruned: {error}"),
+    for _ in 0..PRUNED_IN_A_ROUND {
+        match app.store.prune(before(kept.events), before(kept.logs), PRUNED_AT_ONCE).await {
+            Ok((0, 0)) => return,
+            Ok((events, logs)) => {
+                tracing::debug!(events, logs, "old records are deleted");
+                if events.max(logs) < PRUNED_AT_ONCE.unsigned_abs() {
+                    return;
+                }
+            }
+            Err(error) => return tracing::error!("old records cannot be deleted: {error}"),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks on the wire: from the store's record to ClearML's object, and from ClearML's fields to the record.
+//! Converts tasks: from the store's record to ClearML's object, and from ClearML's fields to the record.
 
 use cantle_clearml::StopRequest;
 use cantle_clearml::tasks::{Container, Execution, HyperParams, Script, TaskOutput};
@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::app::COMPANY;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
+use crate::rights::Principal;
 
 /// Members of a task that are kept unchanged, apart from those with a column of their own.
 pub(crate) const DOC_FIELDS: [&str; 11] = [
@@ -27,48 +28,51 @@ pub(crate) const DOC_FIELDS: [&str; 11] = [
 
 /// ClearML's object.
 pub(crate) fn task(row: &TaskRow) -> Value {
+    task_with(row, |_| true)
+}
+
+/// ClearML's object, of which only some members are wanted: a list has 500 of them.
+pub(crate) fn task_with(row: &TaskRow, is_wanted: impl Fn(&str) -> bool) -> Value {
     let index = &row.index;
     let mut task = Map::new();
-    let mut put = |name: &str, value: Value| {
-        task.insert(name.to_owned(), value);
-    };
-    put("id", json!(index.id));
-    put("name", json!(index.name));
-    put("type", json!(index.kind));
-    put("status", json!(index.status));
-    put("status_message", json!(row.status_message));
-    put("status_reason", json!(row.status_reason));
-    put("user", json!(row.owner));
-    put("company", json!(COMPANY));
-    put("project", json!(index.project));
-    put("parent", json!(index.parent));
-    put("tags", json!(index.tags));
-    put("system_tags", json!(index.system_tags));
-    put("last_iteration", json!(row.last_iteration));
-    put("last_worker", json!(row.last_worker));
-    put("last_worker_report", json!(row.last_worker_report_us.map(rfc3339)));
-    for (name, time_us) in [
-        ("created", Some(index.created_us)),
-        ("started", index.started_us),
-        ("completed", index.completed_us),
-        ("last_update", Some(index.last_update_us)),
-        ("last_change", Some(index.last_update_us)),
-        ("status_changed", Some(index.status_changed_us)),
-    ] {
-        put(name, json!(time_us.map(rfc3339)));
+    macro_rules! put {
+        ($($name:literal: $value:expr,)*) => {$(
+            if is_wanted($name) {
+                task.insert($name.to_owned(), $value);
+            }
+        )*};
     }
-    for (name, default) in [
-        ("comment", json!("")),
-        ("script", json!({})),
-        ("execution", json!({"artifacts": []})),
-        ("container", json!({"image": "", "arguments": "", "setup_shell_script": ""})),
-        ("hyperparams", json!({})),
-        ("configuration", json!({})),
-        ("runtime", json!({})),
-        ("models", json!({"input": [], "output": []})),
-        ("output", json!({"destination": "", "result": "", "error": ""})),
-    ] {
-        put(name, merged(default, row.doc.get(name)));
+    put! {
+        "id": json!(index.id),
+        "name": json!(index.name),
+        "type": json!(index.kind),
+        "status": json!(index.status),
+        "status_message": json!(row.status_message),
+        "status_reason": json!(row.status_reason),
+        "user": json!(row.owner),
+        "company": json!(COMPANY),
+        "project": json!(index.project),
+        "parent": json!(index.parent),
+        "tags": json!(index.tags),
+        "system_tags": json!(index.system_tags),
+        "last_iteration": json!(row.last_iteration),
+        "last_worker": json!(row.last_worker),
+        "last_worker_report": json!(row.last_worker_report_us.map(rfc3339)),
+        "created": json!(rfc3339(index.created_us)),
+        "started": json!(index.started_us.map(rfc3339)),
+        "completed": json!(index.completed_us.map(rfc3339)),
+        "last_update": json!(rfc3339(index.last_update_us)),
+        "last_change": json!(rfc3339(index.last_update_us)),
+        "status_changed": json!(rfc3339(index.status_changed_us)),
+        "comment": given(row, "comment", json!("")),
+        "script": given(row, "script", json!({})),
+        "execution": given(row, "execution", json!({"artifacts": []})),
+        "container": given(row, "container", json!({"image": "", "arguments": "", "setup_shell_script": ""})),
+        "hyperparams": given(row, "hyperparams", json!({})),
+        "configuration": given(row, "configuration", json!({})),
+        "runtime": given(row, "runtime", json!({})),
+        "models": given(row, "models", json!({"input": [], "output": []})),
+        "output": given(row, "output", json!({"destination": "", "result": "", "error": ""})),
     }
     // Also those of tasks that were written by an older version.
     let artifacts = task.get_mut("execution").and_then(|execution| execution.get_mut("artifacts"));
@@ -83,9 +87,9 @@ pub(crate) fn task(row: &TaskRow) -> Value {
     Value::Object(task)
 }
 
-/// An object with defaults for what is missing; anything else as it is.
-fn merged(default: Value, given: Option<&Value>) -> Value {
-    match (default, given) {
+/// A member as it was given: an object with defaults for what is missing, anything else as it is.
+fn given(row: &TaskRow, name: &str, default: Value) -> Value {
+    match (default, row.doc.get(name)) {
         (Value::Object(mut default), Some(Value::Object(given))) => {
             default.extend(given.clone());
             Value::Object(default)
@@ -96,7 +100,7 @@ fn merged(default: Value, given: Option<&Value>) -> Value {
 
 /// A new record from the fields of `tasks.create`.
 pub(crate) fn new_task(
-    owner: &str,
+    who: &Principal,
     id: String,
     name: String,
     kind: String,
@@ -107,7 +111,8 @@ pub(crate) fn new_task(
         id,
         name,
         kind,
-        owner: owner.to_owned(),
+        owner: who.user.clone(),
+        made_by: who.task().map(str::to_owned),
         project: take(&mut fields, "project")?,
         parent: take(&mut fields, "parent")?,
         tags: take(&mut fields, "tags")?.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! TLS of the server: the certificate from files, checked before it is shown to anybody, and taken again when they change.
+//! TLS of the server: reads the certificate from files, checks it before use, and reads it again when the files change.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why these files are no use. Each is one line that says what is wrong; [`TlsError::hint`] says what would help.
+/// Why these files are no use. Each is one line that states what is wrong; [`TlsError::hint`] has the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// It can't be read.
@@ -87,7 +87,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
@@ -213,8 +213,8 @@ fn check_dates(path: &Path, cert: &CertificateDer<'_>, now_us: i64) -> Result<()
     }
 }
 
-/// Takes the files again when they change, for connections from then on; those that are open go on. Files that are no use
-/// leave the certificate that is shown where it is.
+/// Reads the files again when they change, for new connections; open ones continue. Files that are no use leave the
+/// certificate that is shown where it is.
 pub(crate) async fn keep(files: TlsFiles, mut known: Vec<Vec<u8>>, shown: watch::Sender<Arc<ServerConfig>>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

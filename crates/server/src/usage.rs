@@ -1,4 +1,4 @@
-//! Past use of GPUs: counted at intervals, and reported to the agents, which decide. `sched::usage` weighs it.
+//! Past use of GPUs: counted at intervals, and reported to the agents, which decide. `sched::usage` weights it.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub(crate) async fn count(store: &Store, half_life_ms: i64, now_us: i64) -> Resu
     store.set_project_use(&rows).await
 }
 
-/// What projects have used, as it was last counted.
+/// The past use of projects, as last counted.
 pub(crate) struct PastUse {
     /// `None`: past use does not count.
     half_life_ms: Option<i64>,

@@ -1,4 +1,4 @@
-//! A server whose database is away: it says so, to whoever asks, until the database is there.
+//! A server whose database is unreachable: it answers every request with that fact until the database is back.
 
 use std::time::Duration;
 
@@ -9,18 +9,26 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::ServerError;
+use crate::clock::now_us;
+use crate::identity::Identity;
+use crate::rights::{self, People};
 
-/// How often it is tried.
+/// Interval of attempts.
 const EVERY: Duration = Duration::from_millis(500);
 /// Every how many tries that is said again.
 const SAID_EVERY: u32 = 20;
 
-/// Opens the database. As long as it is away, calls to `listener` are answered with 503 and the reason.
-pub(crate) async fn open(database: &Database, listener: &TcpListener) -> Result<Store, ServerError> {
+/// Opens the database, and reads users and rights. As long as it is away, calls to `listener` are answered with 503 and the
+/// reason.
+pub(crate) async fn open(
+    database: &Database,
+    listener: &TcpListener,
+    identity: &Identity,
+) -> Result<(Store, People), ServerError> {
     let mut answering = None;
     let mut tries: u32 = 0;
     loop {
-        let error = match Store::connect(database).await {
+        let error = match try_to_open(database, identity).await {
             Err(error @ StoreError::Storage { .. }) if matches!(database, Database::Postgres(_)) => error,
             opened => {
                 if let Some((stop, answered)) = answering {
@@ -39,6 +47,18 @@ pub(crate) async fn open(database: &Database, listener: &TcpListener) -> Result<
             answering = answer(listener, format!("waiting for the database at {database}\n"));
         }
         tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// A database may go away between its first answer and the last one that a start needs.
+async fn try_to_open(database: &Database, identity: &Identity) -> Result<(Store, People), StoreError> {
+    let store = Store::connect(database).await?;
+    match rights::bootstrap(&store, identity, now_us()).await {
+        Ok(people) => Ok((store, people)),
+        Err(error) => {
+            store.close().await;
+            Err(error)
+        }
     }
 }
 

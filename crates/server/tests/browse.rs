@@ -1,4 +1,4 @@
-//! What a web page of ClearML's asks to offer choices, and its calls about many things at once.
+//! The calls by which ClearML's web page fills its lists of choices, and its calls about many objects at once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
 mod common;
@@ -282,7 +282,7 @@ async fn a_deleted_task_takes_its_own_files_along_and_no_others() {
         json!({"task": other, "name": "input", "type": "input", "model": used}),
     )
     .await;
-    // What the SDK asks for leaves them to the SDK.
+    // The SDK's request leaves them to the SDK.
     let third = s.task("third").await;
     assert_eq!(call(s, "tasks.delete", json!({"task": third})).await["deleted_files"], json!(0));
     let asked = json!({"task": mine, "delete_external_artifacts": true, "delete_output_models": true});

@@ -1,4 +1,4 @@
-//! Many at once, much at once, and a server that is killed in the middle of it.
+//! Many clients at once, large requests, and a server that is killed in the middle of them.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -13,6 +13,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cantle_clearml::events::{ReportedEvent, SCALAR};
 use cantle_clearml::tasks::{Enqueue, GetAll, Started};
@@ -141,8 +142,8 @@ impl Drop for Process {
     }
 }
 
-/// Tasks are queued and taken while the server is killed again and again. Whatever was answered has happened, whatever
-/// was taken is taken once, and nothing is gone.
+/// Tasks are queued and taken while the server is killed again and again. Every answered call has taken effect, every
+/// task is taken once, and nothing is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_in_the_middle() {
     let dir = tempfile::tempdir().unwrap();
@@ -168,14 +169,16 @@ async fn killed_in_the_middle() {
             &CredentialsFile::read(dir.path()).unwrap().unwrap().credentials(),
             server.client.url(),
         ));
+        let answered = Arc::new(AtomicUsize::new(0));
         let worker = {
-            let (client, queue) = (Arc::clone(&working), queue.clone());
+            let (client, queue, answered) = (Arc::clone(&working), queue.clone(), Arc::clone(&answered));
             tokio::spawn(async move {
                 let (mut queued, mut taken) = (Vec::new(), Vec::new());
                 for task in drafts {
                     let request =
                         Enqueue { task: task.clone(), queue: Some(queue.clone()), ..Enqueue::default() };
                     let Ok(_) = client.call(&request).await else { break };
+                    answered.fetch_add(1, Ordering::Relaxed);
                     queued.push(task);
                     if queued.len() % 2 == 0 {
                         let Ok(next) = next(&client, &queue).await else { break };
@@ -185,7 +188,10 @@ async fn killed_in_the_middle() {
                 (queued, taken)
             })
         };
-        tokio::time::sleep(std::time::Duration::from_millis(15 * (round + 1))).await;
+        // While the call after that number of answers is under way.
+        while answered.load(Ordering::Relaxed) < 3 * (round + 1) && !worker.is_finished() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
         server.kill();
         let (queued, now_taken) = worker.await.unwrap();
         known.extend(queued);

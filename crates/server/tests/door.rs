@@ -1,4 +1,4 @@
-//! Those who have no keys: what they send is not kept, and what they hold open is closed.
+//! Callers without keys: their data is not stored, and their open connections are closed.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

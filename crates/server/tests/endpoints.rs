@@ -1,4 +1,4 @@
-//! Every endpoint that ClearML's clients use, with the least that they accept as an answer.
+//! Every endpoint that ClearML's clients use, with the minimum that they accept as an answer.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use common::TestServer;
 use serde_json::{Value, json};
 
-/// Endpoint, request, and what must be in the answer: a path and an example of the right type. `$name` stands for an id
+/// Endpoint, request, and what must be in the answer: a path and an example of the right type. `$name` means an id
 /// that an earlier answer gave; the name before `=` keeps the id of this answer.
 const WALK: &str = r#"
               auth.login {}                                                                 → {"token": ""}

@@ -1,5 +1,5 @@
 //! A disk that is full or broken, at every write of the server: a library put before libc makes one write after the other
-//! fail, once or from then on. It stands in for the disk; the server, its database and its files are real.
+//! fail, once or from then on. It replaces the disk; the server, its database and its files are real.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,5 +1,5 @@
-//! Every parameter that ClearML documents for its lists: it takes something away, or it is refused by its name. A list that
-//! ignores what it was asked for makes programs delete everything.
+//! Every parameter that ClearML documents for its lists: it filters, or the request is refused with the parameter's name. A
+//! list that ignores a condition makes programs delete everything.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -12,8 +12,8 @@ mod common;
 use common::TestServer;
 use serde_json::{Value, json};
 
-/// What ClearML's API (2.31) documents for each list, with a value that nothing on the test's server matches. `-` marks
-/// what is no condition: it must be taken as given.
+/// The parameters that ClearML's API (2.31) documents for each list, with a value that nothing on the test's server
+/// matches. `-` marks what is no condition: it must be taken as given.
 const DOCUMENTED: &str = r#"
 tasks     id                              ["nobody"]
 tasks     name                            "nobody"

@@ -1,4 +1,4 @@
-//! The journey of a task through the server, and every way off it.
+//! The states of a task on the server, and every deviation.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -94,6 +94,30 @@ async fn from_draft_to_done() {
     let events = server.client.call(&GetEvents { task: Some(id), ..GetEvents::default() }).await.unwrap();
     let kinds: Vec<_> = events.events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["enqueue", "start", "end"]);
+}
+
+#[tokio::test]
+async fn the_newest_tasks_lead_to_the_older_ones() {
+    let server = TestServer::start().await;
+    let mut made = Vec::new();
+    for n in 0..7 {
+        made.push(server.task(&format!("t{n}")).await);
+    }
+    let mut seen: Vec<String> = Vec::new();
+    loop {
+        let request = GetTasks { limit: Some(3), older_than: seen.last().cloned(), ..GetTasks::default() };
+        let page = server.client.call(&request).await.unwrap().tasks;
+        if page.is_empty() {
+            break;
+        }
+        seen.extend(page.into_iter().map(|task| task.id));
+        // Tasks that arrive meanwhile are newer.
+        server.task("late").await;
+    }
+    seen.reverse();
+    assert_eq!(seen, made);
+    let (status, _, answer) = server.raw("cantle.get_tasks", r#"{"older_than": "nobody"}"#).await;
+    assert_eq!((status, answer["meta"]["result_subcode"].as_u64()), (400, Some(101)), "{answer}");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! An agent of 0.1.0 with this server, by the requests that it sent then (`agent-0.1.0.jsonl`: a task that completes, one that fails
-//! and one that is stopped), and servers and agents of the next version, which say more than this one knows.
+//! and one that is stopped), and servers and agents of the next version, which send fields that this one does not know.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
 mod common;
@@ -29,7 +29,7 @@ fn newer(value: &mut Value) {
     }
 }
 
-/// Sends what was recorded; gives the answers by endpoint.
+/// Sends what was recorded; returns the answers by endpoint.
 async fn replay(server: &TestServer, change: impl Fn(&mut Value)) -> BTreeMap<String, Vec<Value>> {
     let mut ids: BTreeMap<&str, String> = BTreeMap::new();
     let mut answers: BTreeMap<String, Vec<Value>> = BTreeMap::new();

@@ -1,4 +1,5 @@
-//! Quotas over the wire: what is refused and with which code, and that a restart forgets nothing that is decided from.
+//! Quotas over the wire: what is refused and with which code, and that a restart loses nothing that decisions depend
+//! on.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -64,6 +65,7 @@ async fn node(server: &TestServer) {
         mode: GpuMode::Shared,
         allocated_milli: 0,
         slices: Vec::new(),
+        fault: None,
     };
     let queues = vec![NodeQueue { name: "q".into(), spec: "task".into() }];
     let (node, worker) = ("n".to_owned(), "n:dgpu0".to_owned());
@@ -201,7 +203,7 @@ async fn a_restart_changes_no_decision() {
     assert_eq!(before.1.projects, after.1.projects);
     assert_eq!(before.2.reason, after.2.reason);
 
-    // An eviction that has begun goes on, and a task that a user stops meanwhile is not queued again.
+    // An eviction that has begun continues, and a task that a user stops meanwhile is not queued again.
     server.client.call(&Stop { task: runs[0].clone(), ..Stop::default() }).await.unwrap();
     let (task, lease) = (runs[0].clone(), format!("lease of {}", runs[0]));
     server.client.call(&GiveBack { task, lease, reason: "it stopped".into() }).await.unwrap();

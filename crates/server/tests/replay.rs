@@ -1,5 +1,5 @@
-//! Recorded conversations of ClearML's real clients, sent again: our answers must have the same codes, the same shapes
-//! and the same states. The recordings are not part of this repository; without them the test says so and ends.
+//! Replays recorded conversations of ClearML's real clients: our answers must have the same codes, the same shapes and
+//! the same states. The recordings are not part of this repository; without them the test is skipped with a message.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,7 +31,7 @@ const GROUPS: [&[&str]; 5] = [
     &["d4_validation"],
 ];
 
-/// What the open-source server has not; the recording one had these two all the same, but for d3.
+/// Endpoints that the open-source server lacks; the recording one had these two all the same, except for d3.
 const LACKING: [&str; 2] = ["workers.get_runtime_properties", "workers.set_runtime_properties"];
 
 fn recordings() -> PathBuf {
@@ -78,8 +78,8 @@ struct Replay {
 }
 
 impl Replay {
-    /// Makes the queues and tasks that were there before the recording began: a daemon's flows show them, and nobody
-    /// makes them.
+    /// Makes the queues and tasks that were there before the recording began: a daemon's flows show them, and no call
+    /// creates them.
     async fn set_up(&mut self, records: &[Value]) {
         let made_here =
             records.iter().any(|record| record["ep"] == "queues.create" || record["ep"] == "tasks.create");
@@ -129,12 +129,12 @@ impl Replay {
         }
         let (status, _, envelope) = self.server.raw(path.trim_start_matches('/'), &body).await;
         if LACKING.contains(&endpoint) && (self.open_source || record["code"] == 400) {
-            // Where it matters, in d3, the recording server was one without them.
+            // In d3, where it matters, the recording server had none of them.
             assert_eq!(status, if self.open_source { 400 } else { 200 }, "{place}");
             return true;
         }
         assert_eq!(Value::from(status), record["code"], "{place} {endpoint} {body} → {envelope}");
-        // Tokens differ, and nobody reads the answer of the other one.
+        // Tokens differ, and the other answer is never read.
         if status == 200 && !matches!(endpoint, "auth.login" | "workers.set_runtime_properties") {
             self.compare(&record["res"], &envelope["data"], &format!("{place} {endpoint}"));
         }
@@ -171,7 +171,7 @@ impl Replay {
                 if is_id(then) && is_id(now) {
                     self.ids.insert(then.clone(), now.clone());
                 } else if place.contains(".company.") || place.contains(".user.") {
-                    // Whose server it was.
+                    // The origin of the server.
                 } else if place.ends_with(".name") || place.ends_with(".status") && !place.contains("dequeue")
                 {
                     // (The recording server ignored the new status that a dequeue asks for.)

@@ -1,4 +1,4 @@
-//! Two servers on one PostgreSQL: whichever a client asks, it gets the same answer, and one takes over from the other.
+//! Two servers on one PostgreSQL: both give the same answers, and one takes over from the other.
 //!
 //! They need the PostgreSQL that `tests/postgres/run.sh` starts.
 #![allow(

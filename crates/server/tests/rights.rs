@@ -1,4 +1,4 @@
-//! Every endpoint, called through the HTTP door as everybody, about things that are the caller's and things that are not.
+//! Calls every endpoint over HTTP as each kind of caller, about objects that belong to the caller and objects that do not.
 //!
 //! The test knows nothing of the table of rights. It has three laws: what must not change does not change, what must not be read
 //! is in no answer, and what may not be seen is answered as if it did not exist.
@@ -205,7 +205,7 @@ fn collect(value: &Value, words: &mut Vec<String>) {
     }
 }
 
-/// What a refusal says, without the number of the call.
+/// The text of a refusal, without the number of the call.
 fn refusal(answer: &Answer) -> Value {
     let answer: Value = serde_json::from_str(&answer.text).unwrap_or_default();
     json!([
@@ -501,7 +501,7 @@ async fn rights_cost_little_with_many_users_and_projects() {
     };
     let tasks: Vec<_> = (0..5000).map(|n| (i64::try_from(n).unwrap(), new(n))).collect();
     store.create_ended(&tasks, "completed".parse().unwrap()).await.unwrap();
-    // A change through the server makes it read what was written beside it.
+    // A change through the server makes it read what another writer has written.
     world
         .ok("admin", "cantle.set_role", json!({"who": "everybody", "role": "viewer", "project": "elsewhere"}))
         .await;

@@ -84,7 +84,7 @@ async fn the_table_says_what_the_server_does() {
     assert_eq!(written, table, "UPDATE=1 cargo test -p cantle-server --test table");
 }
 
-/// What an endpoint takes may be wrong, but the endpoint is there: it answers 200, or says what it lacks.
+/// The parameters may be wrong, but the endpoint exists: it answers 200, or says what it lacks.
 #[tokio::test]
 async fn an_endpoint_that_is_there_never_fails_on_an_empty_request() {
     let server = TestServer::start().await;

@@ -1,4 +1,5 @@
-//! The server's door with TLS: certificates that are no use, that change, that agents must show, and handshakes that never end.
+//! The server's listener with TLS: unusable certificates, changed ones, client certificates of agents, and handshakes that
+//! never end.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -198,7 +199,7 @@ async fn agents_show_a_certificate_where_the_server_wants_one() {
     assert!(matches!(refused, WireError::Distrusted { .. } | WireError::Unreachable { .. }), "{refused}");
 }
 
-/// What holds for plain connections holds before a handshake is done, too.
+/// The limits of plain connections also hold before a handshake is done.
 #[tokio::test]
 async fn handshakes_that_never_end_are_closed_and_others_served() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
@@ -219,7 +220,7 @@ async fn handshakes_that_never_end_are_closed_and_others_served() {
     }
     server.task("meanwhile").await;
     for stream in &mut silent {
-        // Whoever keeps sending a little is no less slow. The server may have closed it by now.
+        // A client that keeps sending a little is no less slow. The server may have closed it by now.
         let _ = stream.write_all(&[3]).await;
     }
     for mut stream in silent {

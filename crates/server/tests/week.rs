@@ -1,4 +1,5 @@
-//! What a week with ClearML's clients needs beyond the way of one task: each case is a call that broke a client.
+//! Calls that a week with ClearML's clients needs in addition to the life of one task. Each case is a call that once
+//! broke a client.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -195,4 +196,25 @@ async fn the_second_server_is_refused() {
     let refused = cantle_server::Server::bind(&config).await.unwrap_err();
     assert!(refused.to_string().contains("in use by another server"), "{refused}");
     assert_eq!(cantle_server::CredentialsFile::read(server.dir.path()).unwrap(), before);
+}
+
+/// A database file has one server, by whichever name and with whichever state directory the second one is started.
+#[tokio::test]
+async fn a_second_server_on_the_same_database_file_is_refused() {
+    let server = TestServer::start().await;
+    let other = tempfile::tempdir().unwrap();
+    let file = server.dir.path().join("server/cantle.db");
+    let link = other.path().join("link.db");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let bind = async |db: &std::path::Path| {
+        let (state_dir, db) = (other.path().to_owned(), Some(db.display().to_string()));
+        let config =
+            ServerConfig { state_dir, db, listen: "127.0.0.1:0".to_owned(), ..ServerConfig::default() };
+        cantle_server::Server::bind(&config).await
+    };
+    for given in [&file, &link] {
+        let refused = bind(given).await.unwrap_err().to_string();
+        assert!(refused.contains(&format!("{} is in use by another server", given.display())), "{refused}");
+    }
+    bind(&other.path().join("own.db")).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! HTTP as the real clients speak it, and as nobody should.
+//! HTTP as the real clients speak it, and malformed requests.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -210,7 +210,7 @@ fn known_field() -> impl Strategy<Value = String> {
     .prop_map(str::to_owned)
 }
 
-/// Whatever comes in: an envelope goes out, and never a 500.
+/// For any input: an envelope goes out, and never a 500.
 #[test]
 fn random_json_never_breaks_the_server() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

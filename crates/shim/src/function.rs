@@ -1,4 +1,4 @@
-//! Functions of the real driver.
+//! Looks up functions of the real driver.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::marker::PhantomData;
@@ -17,7 +17,7 @@ pub(crate) struct Library {
     /// Name of the real one, where nothing is mounted over it.
     #[cfg(feature = "preload")]
     pub(crate) soname: &'static CStr,
-    /// What to answer for a function that this driver does not have.
+    /// The answer for a function that this driver does not have.
     pub(crate) missing: Status,
     handle: AtomicPtr<c_void>,
 }
@@ -114,7 +114,7 @@ impl<F: Copy + Sync> Function<F> {
     }
 }
 
-/// What all functions have in common, whatever their type.
+/// The common part of all functions, of any type.
 pub(crate) trait Named: Sync {
     /// The function's address; [`MISSING`] if the library does not have it.
     fn address(&self) -> *mut c_void;

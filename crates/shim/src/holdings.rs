@@ -1,4 +1,4 @@
-//! What one process holds on one GPU, and the rule by which an allocation is charged.
+//! The memory that one process holds on one GPU, and the rule by which an allocation is charged.
 //!
 //! The driver gives out physical memory in granules of 2 MiB. A large allocation takes its size rounded up to granules. Small
 //! ones share granules: each counts as a multiple of 512 bytes, and their sum is rounded up. A context takes what the agent
@@ -10,7 +10,8 @@ use cantle_ledger::{Account, Over, granules_holding};
 pub(crate) const SMALL_BYTES: u64 = 1 << 20;
 const SMALL_STEP_BYTES: u64 = 512;
 
-/// What this process holds on one GPU, except for allocations of whole granules, which are in the tables. All-zero is nothing.
+/// The memory of this process on one GPU, except for allocations of whole granules, which are in the tables. All-zero is
+/// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     small_bytes: u64,
@@ -20,13 +21,13 @@ pub(crate) struct Holdings {
     pub(crate) graph_granules: u32,
     /// Contexts that the program created itself and that still exist.
     pub(crate) own_contexts: u32,
-    /// What calls that allocate from pools right now count on.
+    /// The memory that current allocations from pools rely on.
     pub(crate) pool_calls: PoolCalls,
     /// The GPU's current pool, 0 if it is not known, and the [`Process::pool_changes`](crate::process::Process::pool_changes) that it was read at.
     pub(crate) current_pool: (u64, u32),
 }
 
-/// What the calls that are inside the driver count on, together: no lock is held meanwhile.
+/// The sum of memory that calls inside the driver rely on: no lock is held meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct PoolCalls {
     /// Granules that were reserved for growth.

@@ -1,4 +1,4 @@
-//! The table of all functions that a slice changes: what each does, and which code stands in for it.
+//! The table of all functions that a slice changes: the effect of each, and the code that replaces it.
 //!
 //! Every other function of the driver is in `data/*-passes.txt` with the reason why it may pass untouched. A test compares both
 //! with the driver's symbol lists, so a function that is in neither fails it.
@@ -13,7 +13,7 @@
 //!   of a hooked function by the hook's (`cuda/lookup.rs`).
 //! * *By NVML's private table*, which `nvidia-smi` uses (`nvml/export_table.rs`).
 //!
-//! The exported function finds the driver's own of the same name ([`crate::function`]) and calls the code that stands behind `=>`
+//! The exported function finds the driver's own of the same name ([`crate::function`]) and calls the code after `=>`
 //! in the table with it and with the arguments.
 //!
 //! # What the hooks' unsafe code relies on
@@ -30,14 +30,14 @@
 
 use core::ffi::{CStr, c_void};
 
-/// What a hooked function does with GPU memory, or why it is hooked.
+/// The effect of a hooked function on GPU memory, or the reason for the hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookKind {
     /// Takes GPU memory: reserved in the ledger before the driver is called.
     Allocates,
     /// Gives GPU memory back: released in the ledger after the driver did.
     Frees,
-    /// Reports how much memory there is, or who uses it: shows the slice.
+    /// Reports how much memory there is, or which processes use it: shows the slice.
     Reports,
     /// Shows what was made past the hooks, a context or a pool: it is charged, or remembered.
     Notices,
@@ -51,9 +51,9 @@ pub enum HookKind {
 pub struct Hook {
     /// As exported.
     pub name: &'static CStr,
-    /// What it does.
+    /// Its effect.
     pub kind: HookKind,
-    /// The code that stands in for it.
+    /// The code that replaces it.
     pub(crate) hook: *const (),
     /// Address of the driver's own.
     pub(crate) real: fn() -> *mut c_void,
@@ -70,7 +70,7 @@ pub static GATE: &[Hook] = crate::gate::HOOKS;
 /// Hooked functions of NVML.
 pub static NVML: &[Hook] = crate::nvml::HOOKS;
 
-/// The hook that stands in for the function at this address of the driver's.
+/// The hook that replaces the driver's function at this address.
 pub(crate) fn standing_in_for(real: *mut c_void, hooks: &[Hook]) -> Option<*mut c_void> {
     let hook = hooks.iter().find(|hook| (hook.real)() == real)?;
     Some(hook.hook.cast_mut().cast())
@@ -78,21 +78,23 @@ pub(crate) fn standing_in_for(real: *mut c_void, hooks: &[Hook]) -> Option<*mut 
 
 /// Defines hooks: the exported function, the driver's own under the same name in `real`, and the table `HOOKS`.
 ///
-/// Each line is `Kind name(arguments) => code;` where `code` is called with the driver's function and the arguments.
+/// Each line is `Kind name(arguments) => code;` where `code` is called with the driver's function and the arguments. After `code` there may
+/// be `, behind front`: then `front` is what is exported, and goes on to the function of this name.
 macro_rules! hooks {
-    ($library:ident, $feature:literal: $( $kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path; )*) => {
+    ($library:ident, $feature:literal: $( $kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path $(, behind $front:path)?; )*) => {
         mod real {
             #![allow(non_upper_case_globals, reason = "the names are the driver's")]
             use super::*;
             $crate::function::driver_functions! { $library: $( $name($($type),*); )* }
         }
         $(
-            #[cfg_attr(feature = $feature, unsafe(no_mangle))]
-            unsafe extern "C" fn $name($($arg: $type),*) -> Status {
-                match real::$name.get() {
-                    // SAFETY: the call contract (`hooks.rs`), which is the condition of `$code` too.
-                    Ok(real) => unsafe { $code(real, $($arg),*) },
-                    Err(status) => status,
+            $crate::hooks::exported! { $feature $($front)?:
+                unsafe extern "C" fn $name($($arg: $type),*) -> Status {
+                    match real::$name.get() {
+                        // SAFETY: the call contract (`hooks.rs`), which is the condition of `$code` too.
+                        Ok(real) => unsafe { $code(real, $($arg),*) },
+                        Err(status) => status,
+                    }
                 }
             }
         )*
@@ -100,11 +102,32 @@ macro_rules! hooks {
             $crate::hooks::Hook {
                 name: $crate::function::c_name!($name),
                 kind: $crate::hooks::HookKind::$kind,
-                hook: $name as *const (),
+                hook: $crate::hooks::outermost!($name $($front)?) as *const (),
                 real: || $crate::function::Named::address(&real::$name),
             },
         )*];
     };
 }
 
-pub(crate) use hooks;
+/// A hook; exported, unless something else is in front of it.
+macro_rules! exported {
+    ($feature:literal : $($hook:tt)*) => {
+        #[cfg_attr(feature = $feature, unsafe(no_mangle))]
+        $($hook)*
+    };
+    ($feature:literal $front:path : $($hook:tt)*) => {
+        pub(super) $($hook)*
+    };
+}
+
+/// The function that programs call.
+macro_rules! outermost {
+    ($name:ident) => {
+        $name
+    };
+    ($name:ident $front:path) => {
+        $front
+    };
+}
+
+pub(crate) use {exported, hooks, outermost};

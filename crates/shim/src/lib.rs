@@ -2,11 +2,11 @@
 //!
 //! One crate, four shared objects. `libcuda.so.1` and `libnvidia-ml.so.1` are *filters*: they define only the functions that
 //! a slice changes ([`hooks`]) and name the real library by absolute path in `DT_NEEDED`, so every other symbol, also of drivers
-//! newer than this code, comes from the real one by itself. `libcantle-preload.so` has the same hooks for `LD_PRELOAD`, for where
-//! nothing can be mounted; `libcantle-image.so` for `/etc/ld.so.preload` of images that bring their limit along.
+//! newer than this code, comes from the real one by itself. `libcantle-preload.so` has the same hooks for `LD_PRELOAD`, for
+//! systems where nothing can be mounted; `libcantle-image.so` for `/etc/ld.so.preload` of images with their own limit.
 //!
-//! Rules of this crate: no allocation, no panic, no thread, no constructor, no thread-local, nothing printed. A user's process
-//! never ends because of it. Memory is refused if it can't be accounted for; everything else goes on.
+//! Rules of this crate: no allocation, no panic, no thread, no constructor, no thread-local, nothing printed. It never ends
+//! a user's process. It refuses memory that it cannot account for; everything else continues.
 #![no_std]
 
 #[cfg(test)]
@@ -25,7 +25,7 @@ mod preload;
 mod process;
 mod table;
 
-/// Says to who starts tasks which layouts of the accounting files this library knows.
+/// Reports, to the program that starts tasks, which layouts of the accounting files this library knows.
 #[cfg(any(feature = "cuda", feature = "nvml"))]
 #[used]
 #[unsafe(link_section = ".note.cantle")]

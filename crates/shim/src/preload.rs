@@ -1,9 +1,10 @@
-//! For `LD_PRELOAD`: a program that looks a function up gets the hook, as a program that is linked with the function does.
+//! For `LD_PRELOAD`: gives the hook to a program that looks a function up, as the loader does to a program that is linked
+//! with it.
 //!
 //! Our `dlsym` asks the real one, and answers with a hook if the name is hooked. For every other name it *jumps* to the real one,
-//! so that `RTLD_NEXT` means what it means to the caller. It does not reach lookups with `RTLD_DEEPBIND` or in other linker
-//! namespaces, a program that reads ELF tables itself, or one that clears its environment. Where the driver's libraries can be
-//! mounted over, none of this is needed.
+//! so that `RTLD_NEXT` means what it means to the caller. It does not cover lookups with `RTLD_DEEPBIND` or in other linker
+//! namespaces, a program that reads ELF tables itself, or one that clears its environment. None of this is needed where the
+//! filter can be mounted over the driver's libraries.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;

@@ -1,4 +1,4 @@
-//! What this process keeps: its slot in the ledger, what it holds on each GPU, and what was charged for each address.
+//! The state of this process: its slot in the ledger, its holdings on each GPU, and the charge for each address.
 //!
 //! All of it is in memory that a child of `fork` finds zeroed (`MADV_WIPEONFORK`), and all of it is valid when zero. So a child
 //! starts with nothing charged and takes its own slot when it first needs one; what its parent holds stays the parent's, and the
@@ -23,14 +23,14 @@ pub(crate) const MAX_DEVICES: usize = 64;
 
 /// The process's state. All-zero bytes are that of a process that has done nothing yet, so every field must be valid when zero.
 pub(crate) struct Process {
-    /// Whose state this is, for kernels before 4.14; the wiped copy of a child has 0.
+    /// The pid of the state's owner, for kernels before 4.14; the wiped copy of a child has 0.
     pid: AtomicU32,
     attachment: Once<Attachment>,
     /// The ledger of a process that has no slot in it.
     ledger: Once<Ledger>,
     /// Index of each CUDA device in the slice.
     pub(crate) devices: [DeviceSlot; MAX_DEVICES],
-    /// What this process holds on each GPU of the slice.
+    /// The holdings of this process on each GPU of the slice.
     pub(crate) holdings: [Lock<Holdings>; MAX_GPUS],
     /// Linear memory.
     pub(crate) memory: Table,
@@ -38,7 +38,7 @@ pub(crate) struct Process {
     pub(crate) arrays: Table,
     /// Physical memory of the virtual memory API, by handle; the entry's context counts what keeps it.
     pub(crate) handles: Table,
-    /// Where such memory is mapped; the entry's context is the handle.
+    /// The addresses at which such memory is mapped; the entry's context is the handle.
     pub(crate) mappings: Table,
     /// True once `pools` has had an entry. Most programs use none, and should not pay for looking them up.
     pub(crate) uses_pools: AtomicBool,
@@ -69,7 +69,7 @@ pub(crate) struct DeviceSlot(AtomicI32);
 impl DeviceSlot {
     const FOREIGN: i32 = -1;
 
-    /// The cached answer, or what `find` says: the inner `None` is a device outside the slice.
+    /// The cached answer, or the result of `find`: the inner `None` is a device outside the slice.
     #[inline]
     pub(crate) fn get_or(&self, find: impl FnOnce() -> Option<Option<usize>>) -> Option<usize> {
         match self.0.load(Relaxed) {
@@ -94,6 +94,11 @@ const _: () = {
     const fn assert_sync<T: Sync>() {}
     assert_sync::<Process>();
 };
+
+/// Does a child of `fork` find zeros in the place of its parent's state?
+pub(crate) fn is_wiped_for_children() -> bool {
+    !CANNOT_WIPE.load(Relaxed)
+}
 
 /// This process's state; `None` if the kernel gives no memory for it.
 #[inline]

@@ -10,7 +10,7 @@ const STRIPES: usize = 16;
 /// Slots of a stripe's first array: one page.
 const FIRST_SLOTS: usize = 128;
 
-/// What is known about one address.
+/// The entry of one address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Entry {

@@ -11,7 +11,7 @@ const NVML_NAMES: &str = "nvml-symbols.txt";
 const CUDA_PASSES: &str = include_str!("../data/cuda-passes.txt");
 const NVML_PASSES: &str = include_str!("../data/nvml-passes.txt");
 
-/// The driver's functions, from the repository's one inventory: drivers 535 and 550, headers of CUDA 11.8 to 13.5.
+/// The driver's functions, from the repository's one inventory: drivers 535, 550, 580 and 595, headers of CUDA 11.8 to 13.5.
 fn inventory(file: &str) -> BTreeSet<String> {
     functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../simgpu/data").join(file))
 }

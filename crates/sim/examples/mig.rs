@@ -1,5 +1,6 @@
-//! Time of a MIG decision on a node of 8 GPUs, kept busy by tasks that come and go: of the place alone, and of the whole plan
-//! for one task that arrives (request, place, reasons; the scheduler's view of the node is built anew each time).
+//! Measures the time of a MIG decision on a node of 8 GPUs, which arriving and ending tasks keep busy: for the place alone,
+//! and for the whole plan of one arriving task (request, place, reasons; the scheduler's view of the node is built again
+//! each time).
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -18,7 +19,7 @@ use cantle_sched::{GpuState, Node, Policy, Queue, Running, Snapshot, Waiting, pl
 
 /// Tasks that arrive.
 const ARRIVALS: usize = 5_000;
-/// Decisions are looked at in blocks, and the median block counts: what else the machine does hits some of them.
+/// Decisions are measured in blocks, and the median block counts: what else the machine does hits some of them.
 const BLOCK: usize = 200;
 const GPUS: u32 = 8;
 /// 99 of 100 places are found, and half of the plans made, in at most so long.

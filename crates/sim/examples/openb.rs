@@ -1,4 +1,4 @@
-//! Packing and waiting on the openb trace beside the published figures: `openb FOLDER [SEEDS]`, FOLDER holding the CSV
+//! Packing and waiting on the openb trace, next to the published figures: `openb DIR [SEEDS]`, where DIR has the CSV
 //! files of the Alibaba GPU trace 2023. Ten seeds (the default) take some minutes. Fails if a promise is broken.
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -90,7 +90,7 @@ fn packing(trace: &Trace, seeds: u64) -> Row {
 }
 
 impl Row {
-    /// What part of the gap between published FGD and the bound is closed.
+    /// The closed part of the gap between published FGD and the bound.
     fn closed(&self, [.., fgd]: [f64; 3]) -> f64 {
         (self.means[3] - fgd) / (self.bound - fgd)
     }

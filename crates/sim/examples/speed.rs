@@ -1,5 +1,5 @@
-//! Speed of placement and reclaim: decisions per second and their 99th percentile at 1,000, 10,000 and 100,000 GPUs,
-//! one large reclaim, and the memory that all this took.
+//! Measures placement and reclaim: decisions per second and their 99th percentile at 1,000, 10,000 and 100,000 GPUs,
+//! one large reclaim, and the memory used.
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -9,7 +9,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
+use cantle_model::{
+    ComputeMode, Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueSpec, QueueWant, TaskId,
+};
 use cantle_sched::{
     Cluster, Demand, Gang, GpuDemand, GpuState, Host, Node, Order, Placement, Policy, Project, Queue,
     Running, Snapshot, Standard, Waiting, plan,
@@ -82,7 +84,7 @@ fn demand(eighths: u32) -> Demand {
         },
     };
     let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
-    Demand { gpus: ask, models: Vec::new(), host, isolation: Isolation::Any }
+    Demand { gpus: ask, models: Vec::new(), host, isolation: Isolation::Any, compute: ComputeMode::Even }
 }
 
 /// Fills the cluster and then keeps it full: each decision that fails ends the oldest tasks until it succeeds.

@@ -1,5 +1,5 @@
-//! The policies of the FGD paper that ours is measured against, as its simulator has them: integer scores, and the
-//! lowest node name where they tie. They exist for comparison and are not offered for use.
+//! The policies of the FGD paper, for comparison with cantle's only, as its simulator implements them: integer scores,
+//! and the lowest node name for ties.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Tasks that come and go as in the trace: how long do they wait, and how many GPUs are in use meanwhile?
+//! Replays tasks that arrive and end as in the trace, and measures how long they wait and how many GPUs are in use.
 //!
-//! One line, in order of arrival; a task that finds no place stays in line and those behind it may pass. The trace's
-//! tasks never filled the cluster that they came from, so a smaller one is drawn from its nodes.
+//! There is one backlog, in order of arrival. A task that finds no place stays there, and the tasks behind it may pass
+//! it. The trace's tasks never filled their own cluster, so a smaller one is sampled from its nodes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -14,10 +14,10 @@ use crate::openb::{self, Trace, TraceTask};
 use crate::policy::Finder;
 use crate::random::Random;
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Waits {
-    /// What decided.
+    /// The policy.
     pub policy: ReplayPolicy,
     /// Seed with which the nodes were drawn.
     pub seed: u64,
@@ -31,7 +31,7 @@ pub struct Waits {
     pub mean_wait_by_gpus_s: f64,
     /// The wait that one task in a hundred exceeded, in seconds.
     pub p99_wait_s: u64,
-    /// GPU-hours asked for: the same whatever decides.
+    /// Requested GPU-hours: the same for every policy.
     pub gpu_hours_asked: f64,
     /// Hours that GPUs had at least one task, summed over all GPUs. The fewer, the more were free to be given away.
     pub gpu_hours_used: f64,
@@ -119,7 +119,7 @@ impl ComeAndGo {
         while next < self.arrivals.len() || !clock.ends.is_empty() {
             let arrival = self.arrivals.get(next).map(|arrival| arrival.at_s);
             let end = clock.ends.peek().map(|(Reverse(end), _)| *end);
-            // What ends at the same moment ends first: its place is free for who comes.
+            // Ends of the same moment come first: its place is free for arriving tasks.
             if let Some(end) = end.filter(|end| arrival.is_none_or(|arrival| *end <= arrival)) {
                 clock.forward(end);
                 clock.end_all(&mut self.cluster);
@@ -128,7 +128,7 @@ impl ComeAndGo {
                 clock.forward(arrival);
                 line.push(next);
                 next += 1;
-                // Those who waited before wait on: nothing came free.
+                // Tasks that waited before wait on: nothing came free.
                 let mut newcomer = line.split_off(line.len() - 1);
                 self.serve(&mut clock, &mut newcomer);
                 line.append(&mut newcomer);
@@ -137,7 +137,7 @@ impl ComeAndGo {
         self.figures(clock)
     }
 
-    /// Starts whoever of the line fits, in its order.
+    /// Starts the tasks of the backlog that fit, in order.
     fn serve(&mut self, clock: &mut Clock, line: &mut Vec<usize>) {
         let mut too_large: BTreeSet<&Shape> = BTreeSet::new();
         let (cluster, find) = (&mut self.cluster, &mut self.find);

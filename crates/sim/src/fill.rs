@@ -1,4 +1,5 @@
-//! The FGD paper's experiment: tasks arrive one by one until the cluster is full, nothing ends. How full does it get?
+//! The FGD paper's experiment: tasks arrive one by one until the cluster is full, and none ends. Measures how full it
+//! gets.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use serde::Serialize;
 use crate::ReplayPolicy;
 use crate::openb::{self, Trace, TraceTask};
 
-/// What came of filling a cluster.
+/// The result of filling a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// What decided.
+    /// The policy.
     pub policy: ReplayPolicy,
     /// Seed of the arrival order.
     pub seed: u64,
@@ -22,7 +23,7 @@ pub struct Figures {
     pub allocation_percent_at_130: Option<f64>,
     /// Tasks decided on, refusals included.
     pub decisions: u64,
-    /// Decisions per second; the caller's clock says, because this crate has none.
+    /// Decisions per second, by the caller's clock, because this crate has none.
     pub decisions_per_second: Option<f64>,
 }
 
@@ -73,7 +74,7 @@ impl<'a> Fill<'a> {
         }
     }
 
-    /// What no policy can exceed when 100 % are asked for, in percent: the linear bound of the cutting-stock problem,
+    /// The bound for all policies when 100 % are requested, in percent: the linear bound of the cutting-stock problem,
     /// with all tasks known beforehand and CPU, memory, GPU kinds and nodes left aside.
     #[must_use]
     pub fn bound_at_100(&self) -> f64 {

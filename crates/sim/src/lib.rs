@@ -38,7 +38,7 @@ pub enum SimError {
     Syntax {
         /// Line number, from 1.
         line: usize,
-        /// What is wrong and what would be right.
+        /// The fault, and a correct form.
         what: String,
     },
     /// The scheduler made a plan that its own audit refuses.

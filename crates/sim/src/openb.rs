@@ -1,15 +1,16 @@
-//! The Alibaba GPU trace "openb" (cluster-trace-gpu-v2023): reading it, and the workload of the FGD experiment.
+//! The Alibaba GPU trace "openb" (cluster-trace-gpu-v2023): reads it, and generates the workload of the FGD experiment.
 //!
 //! Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
-//! USENIX ATC 2023: tasks arrive one by one in random order until 130 % of the cluster's GPUs are asked for; nothing
-//! ends, nothing is tried twice.
+//! USENIX ATC 2023: tasks arrive one by one in random order until 130 % of the cluster's GPUs are requested; no task
+//! ends, and none is tried twice.
 
-use cantle_model::{GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Isolation, Milli};
+use cantle_model::{ComputeMode, GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Isolation, Milli};
 use cantle_sched::{Demand, GpuDemand, GpuState, Host, Mix, Node};
 
 use crate::random::Random;
 
-/// Memory that a GPU of the trace is given, because the trace doesn't say: so much that every thousandth is a granule.
+/// Memory that a GPU of the trace is given, because the trace doesn't contain it: so much that every thousandth is a
+/// granule.
 const GPU_BYTES: u64 = 1000 * GRANULE_BYTES;
 
 /// GPUs of one node at most.
@@ -27,11 +28,11 @@ pub struct Trace {
 /// A task of the trace.
 #[derive(Clone, Debug)]
 pub struct TraceTask {
-    /// What it needs.
+    /// Its demand.
     pub demand: Demand,
     /// GPUs that it needs, in thousandths.
     pub gpu_milli: u64,
-    /// When it came and how long it ran, in seconds, where the trace says so.
+    /// Its arrival and its run time, in seconds, where the trace has them.
     pub times: Option<(u64, u64)>,
 }
 
@@ -60,7 +61,7 @@ pub enum TraceError {
         line: usize,
         /// The column.
         column: &'static str,
-        /// What stands there.
+        /// The value in the file.
         field: String,
         /// The largest number that makes sense there.
         most: u32,
@@ -140,7 +141,7 @@ pub fn mix<'a>(tasks: impl IntoIterator<Item = &'a TraceTask>) -> Mix {
 }
 
 impl TraceTask {
-    /// What it takes of each of its GPUs, in thousandths.
+    /// Its part of each of its GPUs, in thousandths.
     pub(crate) fn per_gpu_milli(&self) -> u32 {
         let milli = self.gpu_milli / u64::from(self.demand.gpus.devices().0.max(1));
         u32::try_from(milli).unwrap_or(Milli::ONE.0)
@@ -186,6 +187,7 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     Ok(TraceTask {
         demand: Demand {
             isolation: Isolation::Any,
+            compute: ComputeMode::Even,
             gpus: ask,
             models: models.into_iter().map(str::to_owned).collect(),
             host: host(table, row)?,

@@ -10,9 +10,9 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
-/// Okabe and Ito's colors, which can be told apart without full color vision.
+/// Okabe and Ito's colors, which people without full color vision can distinguish.
 const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#555555"];
-/// Where the picture of a filling begins: below, all policies place everything.
+/// The start of the chart of a filling: below, all policies place everything.
 const FULL_FROM: f64 = 60.0;
 /// Points of a curve of waits in each factor of ten.
 const PER_DECADE: u32 = 20;
@@ -99,7 +99,7 @@ struct Picture {
     y: Axis,
     svg: String,
     curves: usize,
-    /// Where the right side has room for names: curves that fall leave it at the top.
+    /// Whether the names are at the top of the right side: falling curves leave room there.
     legend_above: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What decides in a replay.
+//! The policies that a replay can use.
 
 use std::fmt;
 use std::str::FromStr;

@@ -43,7 +43,7 @@ struct World<'a> {
     ends: BTreeSet<(i64, String)>,
     /// Tasks that were asked to stop and when they will have, by time and then task.
     stops: BTreeSet<(i64, String)>,
-    /// For whom they were asked.
+    /// The task for which they were asked to stop.
     yielded_to: BTreeMap<String, TaskId>,
     /// All tasks as they were submitted.
     tasks: BTreeMap<TaskId, Waiting>,

@@ -1,4 +1,4 @@
-//! A scenario, read.
+//! A parsed scenario.
 
 use cantle_decide::Offer;
 use cantle_sched::{Host, Policy, Project, Queue, Waiting};
@@ -12,13 +12,13 @@ pub struct Scenario {
     pub queues: Vec<Queue>,
     /// Projects, the oldest first.
     pub projects: Vec<Project>,
-    /// How the scheduler decides.
+    /// The scheduler's policy.
     pub policy: Policy,
-    /// How long a task that is asked to stop takes to do so, in milliseconds.
+    /// The time that a task takes to stop, in milliseconds.
     pub grace_ms: i64,
-    /// What happens, by time and then in the order given.
+    /// The events, by time and then in the given order.
     pub events: Vec<ScenarioEvent>,
-    /// What should come of it.
+    /// The expected results.
     pub expectations: Vec<Expectation>,
 }
 
@@ -31,7 +31,7 @@ pub struct ScenarioEvent {
     pub action: ScenarioAction,
 }
 
-/// What can happen.
+/// The kinds of event.
 #[derive(Clone, Debug)]
 pub enum ScenarioAction {
     /// A task comes.
@@ -40,7 +40,7 @@ pub enum ScenarioAction {
         queue: usize,
         /// The task.
         task: Box<Waiting>,
-        /// How long it really runs, in milliseconds; `None` until an `end` event.
+        /// The real run time, in milliseconds; `None` until an `end` event.
         runs_ms: Option<i64>,
     },
     /// A running task ends, or a waiting one is withdrawn.
@@ -65,7 +65,7 @@ pub enum ScenarioAction {
     },
 }
 
-/// What should be so once all events of a time have been dealt with.
+/// An expectation after all events of a time have been handled.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     /// Line number in the text, from 1.
@@ -78,7 +78,7 @@ pub struct Expectation {
     pub expected: Expected,
 }
 
-/// What is expected of a task.
+/// An expectation about a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// It runs somewhere.
@@ -98,6 +98,6 @@ pub struct ScenarioNode {
     pub name: String,
     /// Its GPUs, in index order.
     pub gpus: Vec<Offer>,
-    /// What its host offers to tasks; none if that is not counted.
+    /// The offer of its host to tasks; none if it is not counted.
     pub host: Option<Host>,
 }

@@ -1,4 +1,4 @@
-//! Replays of traces small enough to be worked out by hand, and what must hold whatever decides.
+//! Replays traces that are small enough to compute by hand, and checks properties that hold for every policy.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use cantle_sim::{ComeAndGo, Fill, ReplayPolicy, Waits};
 const POLICIES: [&str; 6] = ["worth", "binpack", "spread", "fgd", "bestfit", "random"];
 const HEAD: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time\n";
 
-/// Nodes with so many GPUs each, and tasks: GPUs, thousandths of each, when they come and when they would end.
+/// The number of GPUs of each node, and tasks: GPUs, thousandths of each, when they come and when they would end.
 fn trace(nodes: &[u32], tasks: &[(u32, u32, u32, u32)]) -> Trace {
     let (mut node_list, mut pods) = ("sn,cpu_milli,memory_mib,gpu,model\n".to_owned(), HEAD.to_owned());
     for (at, gpus) in nodes.iter().enumerate() {

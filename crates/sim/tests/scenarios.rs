@@ -1,5 +1,5 @@
-//! Runs every `tests/scenarios/*.txt` of the repository and compares its output with the `.out` beside it.
-//! `UPDATE=1` rewrites the outputs.
+//! Runs every `tests/scenarios/*.txt` of the repository and compares its output with the `.out` next to it. `UPDATE=1`
+//! rewrites the outputs.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test harness with one switch")]
 
 use std::path::{Path, PathBuf};

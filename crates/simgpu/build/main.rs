@@ -23,7 +23,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/cuda");
     println!("cargo::rerun-if-changed=src/nvml");
     // As the real libcuda: the library's own references, the table of `cuGetProcAddress` among them, must reach its own
-    // functions even when a shim with the same names stands in front of it.
+    // functions even when a shim with the same names is in front of it.
     println!("cargo::rustc-link-arg=-Wl,-Bsymbolic");
     // A machine stays open as long as its process lives (see `state::liveness`). A library that could be unloaded and loaded
     // again would forget which it has open, and open them once more.

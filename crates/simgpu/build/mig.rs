@@ -50,7 +50,7 @@ fn profile(out: &mut String, p: &Value) {
         ("jpeg", "jpeg"),
         ("ofa", "ofa"),
     ] {
-        // Some figures are not published; 0 says so, and the library fills in a share of the whole.
+        // Some figures are not published; they are 0, and the library fills in a share of the whole.
         let _ = write!(out, "{field}: {}, ", p[key].as_u64().unwrap_or(0));
     }
     out.push_str("compute: &[");

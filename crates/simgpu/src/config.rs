@@ -16,8 +16,8 @@ pub(crate) fn spec() -> Option<String> {
     variable("CANTLE_SIM_GPUS")
 }
 
-/// Where the machine is: in `CANTLE_SIM_DIR`, else in `/dev` if its nodes are there, else in `sim` under the state
-/// directory.
+/// The location of the machine: in `CANTLE_SIM_DIR`, else in `/dev` if its nodes are there, else in `sim` under the
+/// state directory.
 pub(crate) fn site() -> Site {
     match variable("CANTLE_SIM_DIR") {
         Some(dir) => Site::Directory(dir.into()),

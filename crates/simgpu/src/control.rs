@@ -1,4 +1,5 @@
-//! What the product itself calls in the simulated libraries. Both of them export it, in addition to the driver's own names.
+//! The functions that cantle itself calls in the simulated libraries. Both libraries export them, in addition to the
+//! driver's own names.
 
 use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
@@ -13,12 +14,12 @@ use crate::version::cuda_of;
 
 static CHOSEN: Mutex<Option<Site>> = Mutex::new(None);
 
-/// What was set with [`cantle_sim_use`].
+/// The directory that [`cantle_sim_use`] has set.
 pub(crate) fn chosen_site() -> Option<Site> {
     CHOSEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
 }
 
-/// `int cantle_sim_use(const char *dir)`: this library uses the machine in `dir`, whatever the environment says. Call it
+/// `int cantle_sim_use(const char *dir)`: this library uses the machine in `dir`, regardless of the environment. Call it
 /// before `cuInit`/`nvmlInit`. 0, or -1 if there is no machine in `dir`.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cantle_sim_use(dir: Text) -> c_int {

@@ -1,7 +1,7 @@
 //! Pointers that C programs pass, with one check: null is an error.
 //!
-//! The driver libraries' functions take these in place of raw pointers (the layout is the same), so that what every driver
-//! assumes of its callers is said and used here and not in three hundred places:
+//! The driver libraries' functions take these in place of raw pointers (the layout is the same), so that the assumptions of
+//! every driver about its callers are stated and used here, and not in three hundred places:
 //!
 //! **The C contract.** A pointer that a program passes to an exported function is null or, until the function returns, valid for
 //! what its documentation says that the function reads or writes: one value, as many as an argument counts, or a NUL-terminated
@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_char};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Null;
 
-/// Where to store a result: C's `T *`.
+/// The destination of a result: C's `T *`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(pub(crate) *mut T);

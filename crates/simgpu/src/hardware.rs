@@ -1,4 +1,5 @@
-//! What an installed driver shows of its machine outside its libraries, as JSON, for `cantle_machine`.
+//! The facts that an installed driver shows outside its libraries (in `/proc` and `/dev`), as JSON for
+//! `cantle_machine`.
 
 use crate::identity::{gpu_uuid, pci_bus};
 use crate::mig::nodes;

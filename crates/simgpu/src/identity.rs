@@ -1,4 +1,4 @@
-//! Names of the simulated hardware: a pure function of place and model, so that they survive everything.
+//! Names of the simulated hardware: a pure function of place and model, so they never change.
 
 use std::fmt;
 

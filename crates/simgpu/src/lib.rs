@@ -3,8 +3,8 @@
 //! A simulated machine is a directory with one file, `state`, that every process maps: GPUs, their memory, and which process
 //! holds how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
 //! `libnvidia-ml.so.1` (feature `nvml`). A third one, a stand-in for NVIDIA's CUDA runtime (features `cudart` for `libcudart.so.13`,
-//! `cudart12` for `libcudart.so.12`), is made of the driver's exported functions only. Memory is counted, not provided: device addresses can't be dereferenced, copies
-//! and kernels succeed without doing anything.
+//! `cudart12` for `libcudart.so.12`), uses only the driver's exported functions. Memory is counted, not provided: device
+//! addresses can't be dereferenced, copies and kernels succeed without doing anything.
 //!
 //! What counts as consumed (the same rule the shim charges by):
 //! - an allocation above 1 MiB takes its size rounded up to 2 MiB, the *granule*;

@@ -1,6 +1,6 @@
 //! The GPU models that can be simulated.
 
-/// What a GPU model reports about itself, and what a context on it costs.
+/// The properties that a GPU model reports, and the memory of a context on it.
 #[derive(Debug)]
 pub struct Model {
     /// The name in a spec, e.g. `A100-40GB`.
@@ -33,8 +33,8 @@ pub struct Model {
     pub mig: Option<&'static str>,
 }
 
-/// What the driver keeps for itself of a GPU that is simulated with `:reserved`. An idle A10 of 23028 MiB under driver 535.129.03
-/// has 541917184 bytes in use (github.com/mayooot/detect-gpu, issue 3); other models keep 0.4 to 1 GiB.
+/// The memory that the driver reserves on a GPU that is simulated with `:reserved`. An idle A10 of 23028 MiB under driver
+/// 535.129.03 has 541917184 bytes in use (github.com/mayooot/detect-gpu, issue 3); other models keep 0.4 to 1 GiB.
 pub const RESERVED_MIB: u32 = 516;
 
 /// One row: spec name, driver name, MiB of memory, MiB per context, capability, SMs, PCI id, W, SM/memory MHz, bus bits,
@@ -83,7 +83,7 @@ pub const MODELS: &[Model] = models! {
     "GB300-278GB" "NVIDIA GB300" 284208 580 (10, 3) 152 0x31C2_10DE 1400 (2062, 3996) 8192 126 Some("GB300-278GB");
     "RTX-PRO-5000-48GB" "NVIDIA RTX PRO 5000 Blackwell" 48942 480 (12, 0) 110 0x2BB3_10DE 300 (2617, 14001) 384 96
         Some("RTX-PRO-5000-Blackwell-48GB");
-    // There is no such GPU: what works on it works from what the driver says alone.
+    // There is no such GPU: a program that works on it relies only on the driver's answers.
     "INVENTED-60GB" "Invented Accelerator 60GB" 61440 500 (12, 9) 100 0x7FFF_10DE 500 (2000, 2000) 4096 64 Some("INVENTED-60GB");
 };
 

@@ -1,10 +1,10 @@
-//! Which files other processes have open.
+//! Finds the files that other processes have open.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// Whether a process other than this one has one of these files open, under whatever name it sees it.
+/// Whether a process other than this one has one of these files open, under any name.
 pub(crate) fn opened_elsewhere(files: &[PathBuf]) -> bool {
     let identity = |path: &Path| {
         let file = fs::metadata(path).ok()?;

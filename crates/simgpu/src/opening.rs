@@ -1,4 +1,4 @@
-//! Which machine a driver library of this process belongs to.
+//! Finds the machine that a driver library of this process belongs to.
 
 use crate::state::{Sim, SimOpenError, Site};
 

@@ -1,5 +1,5 @@
-//! What the simulated driver gives to the stand-in for NVIDIA's runtime through `cuGetExportTable`: the runtime's way to its
-//! context, which nobody sees who looks at exported functions only. NVIDIA's own tables are not simulated.
+//! The table that the simulated driver gives to the stand-in for NVIDIA's runtime through `cuGetExportTable`: the runtime's
+//! access to its context, which does not appear among the exported functions. NVIDIA's own tables are not simulated.
 
 use crate::ffi::Out;
 

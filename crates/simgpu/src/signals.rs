@@ -1,4 +1,4 @@
-//! Threads of the driver's own do not take part in a program's signals.
+//! Keeps a program's signals away from the driver's own threads.
 
 /// All signals are blocked in this thread, and so in those that it starts, until this is dropped: a program's signals are
 /// for the program's own threads.

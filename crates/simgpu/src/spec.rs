@@ -1,4 +1,5 @@
-//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm`: which GPUs the simulated machine has.
+//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm`: parses the list of GPUs of a simulated
+//! machine.
 
 use crate::models::{self, MODELS};
 

@@ -1,4 +1,4 @@
-//! What the simulated driver itself holds, as JSON: the outside witness of every test.
+//! The allocations that the simulated driver itself has recorded, as JSON: the outside witness of every test.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

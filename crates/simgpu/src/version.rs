@@ -1,7 +1,7 @@
-//! Which driver is simulated: its version, and the CUDA that belongs to it.
+//! The version of the simulated driver, and the CUDA version that belongs to it.
 
-/// What a machine has unless another was asked for.
-pub const DEFAULT_DRIVER: &str = "550.163.01";
+/// The default version of a machine.
+pub const DEFAULT_DRIVER: &str = "580.95.05";
 
 /// The CUDA version of each branch of the driver, newest first, from the table "CUDA Toolkit and Corresponding Driver
 /// Versions" in the release notes of CUDA (13.3's is the last; 615 and CUDA 13.4 are named together in the documentation of MPS).
@@ -43,11 +43,11 @@ mod tests {
 
     #[test]
     fn drivers_bring_their_cuda() {
-        assert_eq!(cuda_of(DEFAULT_DRIVER), Some(12040));
-        assert_eq!(cuda_of("580.95.05"), Some(13000));
+        assert_eq!(cuda_of(DEFAULT_DRIVER), Some(13000));
+        assert_eq!(cuda_of("550.163.01"), Some(12040));
         assert_eq!(cuda_of("610.43.02"), Some(13030));
         assert_eq!(cuda_of("700.1"), Some(13040));
-        for wrong in ["", "550", "550.", "550.163.01.2", "v550.1", "390.157", "550/163.01", "550.16301"] {
+        for wrong in ["", "550", "550.", "580.95.05.2", "v550.1", "390.157", "550/163.01", "550.16301"] {
             assert_eq!(cuda_of(wrong), None, "{wrong}");
         }
     }

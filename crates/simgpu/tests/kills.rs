@@ -1,4 +1,4 @@
-//! Processes die at any instant; what they held comes back, to the byte, and nobody waits for the dead.
+//! Processes die at any instant: their memory is released, to the byte, and no other process waits for them.
 //!
 //! The workers are this test program itself, started again with one of the ignored tests below as its only test and the
 //! machine's directory in the environment.

@@ -1,4 +1,4 @@
-//! The audit: who did what, in order. Nothing here changes a record.
+//! The audit: the actions of users, in order. Nothing here changes a record.
 
 use crate::db::{Row, Sql, query};
 use crate::{Store, StoreError};
@@ -20,15 +20,15 @@ pub struct AuditRow {
     pub action: String,
     /// `done`, or why it was refused.
     pub outcome: String,
-    /// What it was about, if the request names it.
+    /// The object of the request, if it names one.
     pub subject: String,
-    /// What was before, as JSON; empty if nothing is known.
+    /// The former state, as JSON; empty if unknown.
     pub before: String,
-    /// What was asked for, as JSON without secrets.
+    /// The request, as JSON without secrets.
     pub after: String,
 }
 
-/// Which records; `None` is no condition.
+/// Conditions on records; `None` is no condition.
 #[derive(Clone, Debug, Default)]
 pub struct AuditFilter {
     /// After the one with this id; without it the newest ones.

@@ -1,5 +1,5 @@
-//! Copies of a database that is in use. A copy is a database itself, with the files that belong to it in pieces beside the
-//! tables: one file, which SQLite can check.
+//! Copies of a database that is in use. A copy is a database itself, with the files that belong to it in pieces next to
+//! the tables: one file, which SQLite can check.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,7 +12,7 @@ use crate::StoreError;
 
 const PIECE_BYTES: usize = 1 << 20;
 
-/// What a copy holds.
+/// The contents of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contents {
     /// Tasks in it.
@@ -30,7 +30,7 @@ async fn copy(from: &mut SqliteConnection, to: &Path) -> Result<(), StoreError> 
     Ok(())
 }
 
-/// Copies the database of a server, which may run, to a new file; it ends with no file beside it.
+/// Copies the database of a server, which may run, to a new file. At the end, no other file lies next to the copy.
 ///
 /// # Errors
 /// If one of both can't be opened, or the copy can't be written.

@@ -1,4 +1,4 @@
-//! What charts show. The server thins the lines out; the store keeps them across restarts.
+//! The lines of charts. The server thins them out; the store keeps them across restarts.
 
 use crate::data::ChartRow;
 use crate::db::{Row, query};

@@ -1,4 +1,4 @@
-//! The columns that are read of each table, by name: a column that a newer version adds changes no answer, and a missing
+//! The columns that are read from each table, by name: a column that a newer version adds changes no answer, and a missing
 //! one fails in the test below rather than at run time.
 
 /// The columns of a table that [`crate::row`] reads. Those of `tasks` carry the table's name: they are read in joins, too.
@@ -31,7 +31,7 @@ macro_rules! columns {
         "node, last_seen_us, interval_ms, report"
     };
     (happenings) => {
-        "id, time_us, kind, task, queue, node, message"
+        "id, time_us, kind, task, queue, node, message, who"
     };
     (logs) => {
         "id, task, timestamp_ms, worker, level, msg"

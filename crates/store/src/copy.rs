@@ -1,4 +1,4 @@
-//! `cantle db copy`: everything that is in a SQLite file, into an empty PostgreSQL.
+//! `cantle db copy`: copies all data of a SQLite file to an empty PostgreSQL.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::db::{Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 25] = [
+const TABLES: [&str; 26] = [
     "projects",
     "queues",
     "tasks",
@@ -30,11 +30,12 @@ const TABLES: [&str; 25] = [
     "user_keys",
     "user_grants",
     "user_groups",
+    "sessions",
     "audit",
     "queue_requeues",
     "run_fences",
 ];
-/// Rows per statement: 35 values in a row at most, and PostgreSQL takes 65535.
+/// Rows per statement: 36 values in a row at most, and PostgreSQL takes 65535.
 const ROWS: i64 = 500;
 
 /// Copies a database that no server uses, in one transaction, and counts what arrived: table and number of rows.
@@ -48,7 +49,7 @@ pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>
         return Err(StoreError::Scheme("sqlite: as the new database of a copy".to_owned()));
     }
     let mut write = to.write().await?;
-    for table in ["tasks", "queues", "projects"] {
+    for table in ["tasks", "queues", "projects", "users"] {
         if count(&mut write.tx, table).await? > 0 {
             return Err(StoreError::NotEmpty);
         }
@@ -63,7 +64,7 @@ pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>
         }
         copied.push((table, here));
     }
-    // What comes next is numbered after all that is there.
+    // New records are numbered after all existing ones.
     for sequence in [
         "SELECT setval('ids', GREATEST(1, (SELECT COALESCE(MAX(id), 0) FROM logs), \
          (SELECT COALESCE(MAX(id), 0) FROM happenings), \
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     /// Each server makes these itself.
-    const OWN: [&str; 3] = ["_sqlx_migrations", "probes", "rights_version"];
+    const OWN: [&str; 4] = ["_sqlx_migrations", "probes", "rights_version", "task_tags"];
 
     #[tokio::test]
     async fn no_table_is_left_out() {

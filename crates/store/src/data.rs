@@ -28,13 +28,13 @@ pub struct TaskRow {
     pub node: Option<String>,
     /// The lease that holds or held it.
     pub lease: Option<String>,
-    /// What it holds or held.
+    /// Its slices, present or former.
     pub slices: Vec<Slice>,
     /// How it ended.
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
     pub reason: Option<String>,
-    /// What it counts against quotas, apart from its slices.
+    /// Its count against quotas, apart from its slices.
     pub terms: Terms,
     /// The eviction, if it was asked to stop for another task.
     pub evicted: Option<Evicted>,
@@ -43,14 +43,14 @@ pub struct TaskRow {
 }
 
 impl TaskRow {
-    /// What it counts against quotas.
+    /// Its count against quotas.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         self.terms.amounts(&self.slices)
     }
 }
 
-/// What a claim counts against quotas, apart from its slices.
+/// The count of a claim against quotas, apart from its slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// CPU in thousandths of a core.
@@ -92,12 +92,12 @@ pub struct Evicted {
     pub time_us: i64,
 }
 
-/// What an agent needs to know to plan for its node under quotas.
+/// The facts that an agent needs to plan for its node under quotas.
 #[derive(Clone, Debug)]
 pub struct FleetRows {
     /// Tasks that hold something on the node.
     pub here: Vec<TaskRow>,
-    /// What is held on other nodes.
+    /// The holdings on other nodes.
     pub elsewhere: Vec<HeldSum>,
     /// Nodes on which tasks are being stopped for a waiting task: (waiting task, node).
     pub freeing: Vec<(String, String)>,
@@ -105,7 +105,7 @@ pub struct FleetRows {
     pub waiting: Vec<WaitingRow>,
 }
 
-/// What some tasks of one project hold together.
+/// The holdings of some tasks of one project together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldSum {
     /// Id of the project.
@@ -118,7 +118,7 @@ pub struct HeldSum {
     pub amounts: Amounts,
 }
 
-/// What a project has used of the GPUs.
+/// A project's past use of the GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectUse {
     /// Id of the project.
@@ -129,7 +129,7 @@ pub struct ProjectUse {
     pub as_of_us: i64,
 }
 
-/// What a task of a project holds, and since when.
+/// The holdings of a project's task, and their start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldSince {
     /// Id of the project.
@@ -212,8 +212,13 @@ pub struct Change {
     pub message: String,
     /// The message asks the task's agent to stop it.
     pub stop_asked: bool,
-    /// The run that it is about; a change about another run than the newest one is refused. `None`: whichever it is.
+    /// The run that it is about; a change about another run than the newest one is refused. `None`: any run.
     pub run: Option<i64>,
+    /// It counts against the limits of the task's owner: it is a new request, rather than the return of an unfinished
+    /// start.
+    pub is_wish: bool,
+    /// The author of the change, as events name it; empty: the server itself.
+    pub who: String,
 }
 
 /// A task that was taken out of its queue.
@@ -238,9 +243,9 @@ pub struct TaskClaim {
     pub lease: String,
     /// The run that it is about; a report about another run than the newest one is refused. `None`: the lease alone decides.
     pub run: Option<i64>,
-    /// What it got.
+    /// Its slices.
     pub slices: Vec<Slice>,
-    /// What it counts against quotas, apart from them.
+    /// Its count against quotas, apart from them.
     pub terms: Terms,
     /// How it ended, once it has.
     pub exit_code: Option<i64>,
@@ -356,7 +361,7 @@ pub struct QueueSample {
     pub total_wait_s: i64,
 }
 
-/// What charts show of one task or queue.
+/// The chart of one task or queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChartRow {
     /// `task` or `queue`.
@@ -397,6 +402,8 @@ pub struct EventRow {
     pub node: Option<String>,
     /// For people.
     pub message: String,
+    /// The author of the event; empty: the server itself.
+    pub who: String,
 }
 
 /// A piece of a task's output.

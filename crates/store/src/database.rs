@@ -1,4 +1,4 @@
-//! Where a database is: what users write behind `--database`.
+//! The location of a database, as users write it after `--database`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub enum Database {
 }
 
 impl Database {
-    /// Tries to reach it. A file is not looked at.
+    /// Tries to reach it. A file is not opened.
     ///
     /// # Errors
     /// [`StoreError::Storage`] if it is away; it may come back. [`StoreError::Refused`], [`StoreError::TooOld`],

@@ -1,4 +1,4 @@
-//! What takes a task's past away: it becomes a draft again, or it is deleted.
+//! Erases the history of a task: the task becomes a draft again, or it is deleted.
 
 use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued, Stopped};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::data::Change;
 use crate::db::{Sql, Tx, query};
 use crate::flow::{about, give_up, leave_queue, refusal};
-use crate::tasks::load;
+use crate::tasks::{load, load_whole};
 use crate::{Store, StoreError, row, runs};
 
 impl Store {
@@ -21,7 +21,7 @@ impl Store {
         forget: impl FnOnce(&mut Map<String, Value>) + Send,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let mut old = load(&mut write.tx, task).await?;
+        let mut old = load_whole(&mut write.tx, task).await?;
         if !change.force && matches!(old.index.status, InProgress | Published | Publishing) {
             return Err(refusal(&old, "reset"));
         }
@@ -96,7 +96,7 @@ impl Store {
         limit: i64,
     ) -> Result<(u64, u64), StoreError> {
         let mut pruned = [0, 0];
-        // What goes is looked up first: nobody has to wait for a reader.
+        // The records to delete are looked up first: no transaction has to wait for a reader.
         let limits = [events_before_us, logs_before_us];
         for (count, ((table, arrived), before_us)) in self.kind.arrival().into_iter().zip(limits).enumerate()
         {

@@ -1,4 +1,4 @@
-//! Why the store refuses or fails.
+//! The reasons why the store refuses a call or fails.
 
 use cantle_model::{Resource, TaskStatus};
 
@@ -16,6 +16,28 @@ pub enum StoreError {
     /// No project has this id.
     #[error("Invalid project id: id={0}")]
     NoProject(String),
+    /// A user has as many tasks in queues as it may.
+    #[error("{user} has {most} tasks in queues, and may have no more at once")]
+    OverQueued {
+        /// The user.
+        user: String,
+        /// How many it may have.
+        most: u64,
+    },
+    /// A user would hold more GPUs than it may.
+    #[error("{user} holds {held} and may hold {most} at once; task {task} needs {} more", Resource::Gpu.text(*asked_milli))]
+    OverLimit {
+        /// The user.
+        user: String,
+        /// The task.
+        task: String,
+        /// Its limit.
+        most: String,
+        /// Its holdings.
+        held: String,
+        /// The demand of the task, in thousandths of a GPU.
+        asked_milli: u64,
+    },
     /// No model has this id.
     #[error("Invalid model id: id={0}")]
     NoModel(String),
@@ -89,9 +111,9 @@ pub enum StoreError {
         resource: Resource,
         /// The limit or quota, in the resource's unit.
         most: u64,
-        /// What the project's tasks hold of it.
+        /// The holdings of the project's tasks.
         held: u64,
-        /// What the task needs of it.
+        /// The demand of the task.
         asked: u64,
     },
     /// There is no such user.
@@ -114,10 +136,10 @@ pub enum StoreError {
     /// Tasks belong to the project.
     #[error("Project has tasks: id={0}; delete or move them first, or use force")]
     ProjectHasTasks(String),
-    /// The disk takes nothing more, or fails. The transaction was taken back; the next one may succeed.
+    /// The disk takes nothing more, or fails. The transaction was rolled back; the next one may succeed.
     #[error("{fault}: {source}")]
     Storage {
-        /// What is wrong with it.
+        /// The fault.
         fault: StorageFault,
         /// The database's own words.
         source: sqlx::Error,
@@ -131,10 +153,10 @@ pub enum StoreError {
     /// A URL that can't be read.
     #[error("--database: the URL cannot be read: {0}")]
     Address(String),
-    /// It answers, and lets nobody in.
+    /// It answers, and refuses the connection.
     #[error("the database at {place} refuses the connection: {source}")]
     Refused {
-        /// Where it is.
+        /// Its location.
         place: String,
         /// Its own words.
         source: sqlx::Error,
@@ -142,7 +164,7 @@ pub enum StoreError {
     /// A version that lacks what is needed.
     #[error("the database at {place} is PostgreSQL {version}; 14 or newer is needed")]
     TooOld {
-        /// Where it is.
+        /// Its location.
         place: String,
         /// Its version.
         version: i32,
@@ -150,14 +172,17 @@ pub enum StoreError {
     /// Texts of all languages can't be kept in it.
     #[error("the database at {place} has the encoding {encoding}; UTF8 is needed")]
     Encoding {
-        /// Where it is.
+        /// Its location.
         place: String,
-        /// What it has.
+        /// Its encoding.
         encoding: String,
     },
     /// A copy that follows another server.
     #[error("the database at {0} is read-only, as a standby is")]
     Standby(String),
+    /// A pooler gives a connection to others between two transactions.
+    #[error("the pooler at {0} does not keep sessions")]
+    Pooled(String),
     /// A copy would be mixed with what is there.
     #[error("the new database is not empty")]
     NotEmpty,
@@ -177,6 +202,14 @@ pub enum StoreError {
     /// A newer program wrote the database.
     #[error("the database was written by a newer version of cantle (its tables are of version {0})")]
     Newer(i64),
+    /// An older program wrote the database.
+    #[error("the tables of the database are of version {schema}; this version of cantle has {newest}")]
+    Outdated {
+        /// Theirs.
+        schema: i64,
+        /// Ours.
+        newest: i64,
+    },
     /// Not a backup, or a damaged one.
     #[error("{} is not a complete backup: {why}", path.display())]
     NoBackup {
@@ -188,14 +221,14 @@ pub enum StoreError {
     /// A record that is not what was written.
     #[error("database: {what} is not readable: {source}")]
     Corrupt {
-        /// Which record.
+        /// The record.
         what: String,
         /// Why.
         source: serde_json::Error,
     },
 }
 
-/// What is wrong with the place that the database is in.
+/// The fault of the database's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StorageFault {
     /// No room, or the quota is used up.
@@ -207,7 +240,7 @@ pub enum StorageFault {
     /// It must not be written.
     #[error("the database cannot be written")]
     ReadOnly,
-    /// Not even a connection could be had.
+    /// No connection was available.
     #[error("the database cannot be opened")]
     Away,
     /// Another change was first, and took too long.
@@ -222,6 +255,9 @@ impl StorageFault {
             return match error {
                 sqlx::Error::Io(source) if is_of_a_connection(source.kind()) => Some(Self::Away),
                 sqlx::Error::Io(_) => Some(Self::Io),
+                // sqlx reads a zero where the connection ended before the answer to its first question: no server returns
+                // that.
+                sqlx::Error::Protocol(text) if text.contains("SSLRequest: 0x00") => Some(Self::Away),
                 sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => Some(Self::Away),
                 _ => None,
             };
@@ -276,13 +312,19 @@ impl From<sqlx::Error> for StoreError {
 }
 
 impl StoreError {
-    /// What the user can do about it.
+    /// Hints for the user.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {
             Self::Newer(_) => {
                 vec![
                     "start that version; or restore a backup made before the upgrade: cantle restore FILE"
+                        .to_owned(),
+                ]
+            }
+            Self::Outdated { .. } => {
+                vec![
+                    "bring them up to date: cantle db migrate DATABASE; a server does it at its start"
                         .to_owned(),
                 ]
             }
@@ -305,6 +347,9 @@ impl StoreError {
             Self::Standby(_) => {
                 vec!["name the primary in --database; its address must follow a fail-over".to_owned()]
             }
+            Self::Pooled(_) => vec![
+                "set pool_mode = session for this database (PgBouncer), or name PostgreSQL itself".to_owned(),
+            ],
             Self::Storage { .. } => {
                 vec!["make room, or fix the disk; the server continues by itself".to_owned()]
             }

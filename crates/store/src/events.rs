@@ -1,7 +1,7 @@
-//! Events, in order.
+//! Records events, and lists them in order.
 
 use crate::data::EventRow;
-use crate::db::{Sql, Tx, query};
+use crate::db::{Kind, Sql, Tx, query};
 use crate::{Scope, Store, StoreError, row};
 
 impl Store {
@@ -20,11 +20,12 @@ impl Store {
     /// Records an event in the transaction that makes it true.
     pub(crate) async fn record(&self, tx: &mut Tx, event: EventRow) -> Result<(), StoreError> {
         query(
-            "INSERT INTO happenings (id, time_us, kind, task, queue, node, message) \
-             VALUES ($7, $1, $2, $3, $4, $5, $6)",
+            "INSERT INTO happenings (id, time_us, kind, task, queue, node, message, who) \
+             VALUES ($8, $1, $2, $3, $4, $5, $6, $7)",
         )
         .on_postgres(
-            "INSERT INTO happenings (time_us, kind, task, queue, node, message) VALUES ($1, $2, $3, $4, $5, $6)",
+            "INSERT INTO happenings (time_us, kind, task, queue, node, message, who) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
         )
         .bind(event.time_us)
         .bind(event.kind)
@@ -32,9 +33,29 @@ impl Store {
         .bind(event.queue)
         .bind(event.node)
         .bind(event.message)
+        .bind(event.who)
         .bind_on_sqlite(|| self.next_ids(event.time_us, 1), self.kind)
         .execute(tx)
         .await?;
+        Ok(())
+    }
+
+    /// As [`Store::record`], in this order.
+    pub(crate) async fn record_all(&self, tx: &mut Tx, events: Vec<EventRow>) -> Result<(), StoreError> {
+        let columns = "INSERT INTO happenings (time_us, kind, task, queue, node, message, who";
+        let mut sql = Sql::new(match self.kind {
+            Kind::Sqlite => format!("{columns}, id) "),
+            Kind::Postgres => format!("{columns}) "),
+        });
+        sql.push_values(events, |row, event| {
+            let now_us = event.time_us;
+            row.push_bind(now_us).push_bind(event.kind).push_bind(event.task).push_bind(event.queue);
+            row.push_bind(event.node).push_bind(event.message).push_bind(event.who);
+            if self.kind == Kind::Sqlite {
+                row.push_bind(self.next_ids(now_us, 1));
+            }
+        });
+        sql.build().execute(tx).await?;
         Ok(())
     }
 

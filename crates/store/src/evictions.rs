@@ -1,11 +1,11 @@
-//! Tasks that are stopped for other tasks: each eviction is decided on the last one's result, and an evicted task returns to
-//! the front of its queue in one step.
+//! Tasks that are stopped for other tasks. Each eviction is decided on the result of the last one, and an evicted task
+//! returns to the front of its queue in one step.
 
 use cantle_model::{Cause, TaskStatus};
 
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
 use crate::db::{Alone, Place, Tx, query, query_scalar};
-use crate::flow::{about, entry, give_up, prepend, queue_name, set_message, set_status};
+use crate::flow::{about, entry, give_up, prepend, queue_name, set_message};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -93,7 +93,6 @@ impl Store {
                     prepend(&mut write.tx, task, queue, change.now_us).await?;
                 }
                 give_up(&mut write.tx, task, Queued, change).await?;
-                set_status(&mut write.tx, task, Queued, change).await?;
                 let message = format!("back to the front of {name}: {}", change.reason);
                 let event = about(&old, "requeue", change, message);
                 self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;

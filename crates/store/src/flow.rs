@@ -1,5 +1,5 @@
-//! How tasks move: into queues, out of them, and from state to state. Each function is one transaction, and records
-//! what happened in it.
+//! Moves tasks: into queues, out of them, and from state to state. Each function is one transaction, and records what
+//! happened in it.
 
 use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
@@ -7,9 +7,10 @@ use cantle_model::TaskStatus::{
 };
 
 use crate::data::{Change, Taken, TaskClaim, TaskRow};
-use crate::db::{Tx, query, query_as, query_scalar};
+use crate::db::{Sql, Tx, query, query_as, query_scalar};
+use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::{NewTask, insert, load};
-use crate::{EventRow, Store, StoreError, Write, quotas, row, runs};
+use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
@@ -26,14 +27,17 @@ pub const fn may_follow(from: TaskStatus, to: TaskStatus) -> bool {
 }
 
 impl Store {
-    /// Puts a task at the end of a queue, for a new run.
+    /// Puts a task at the end of a queue, for a new run. If `change` names a run, its agent returns that run.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`].
+    /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`];
+    /// [`StoreError::StaleRun`] for a run that was given up already, or another than the newest one.
     pub async fn enqueue(&self, task: &str, queue: &str, change: &Change) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         self.enqueue_in(&mut write, task, queue, change).await?;
-        write.commit().await
+        write.commit().await?;
+        self.ring(queue, 1);
+        Ok(())
     }
 
     /// Makes a task and puts it at the end of a queue, or does nothing of both.
@@ -44,7 +48,9 @@ impl Store {
         let mut write = self.write().await?;
         insert(&mut write.tx, new, change.now_us).await?;
         self.enqueue_in(&mut write, &new.id, queue, change).await?;
-        write.commit().await
+        write.commit().await?;
+        self.ring(queue, 1);
+        Ok(())
     }
 
     async fn enqueue_in(
@@ -55,23 +61,27 @@ impl Store {
         change: &Change,
     ) -> Result<(), StoreError> {
         let old = load(&mut write.tx, task).await?;
+        runs::fence(&mut write.tx, &old, change.run).await?;
         let queue_name = queue_name(&mut write.tx, queue).await?;
-        if let Some((queue, _)) = entry(&mut write.tx, task).await? {
+        // No other task has an entry.
+        if old.index.status == Queued
+            && let Some((queue, _)) = entry(&mut write.tx, task).await?
+        {
             return Err(StoreError::AlreadyQueued { task: task.to_owned(), queue });
         }
-        // ClearML lets only drafts and stopped tasks into a queue; a task that an agent took may go back, too.
-        let may_enter = matches!(old.index.status, Created | Queued | Stopped);
-        if !(may_enter || change.force && old.index.status != Published) {
+        if !may_enter(&old, change) {
             return Err(refusal(&old, "enqueue"));
         }
+        if change.is_wish {
+            limits::check_queued(&mut write.tx, &old.owner, 1).await?;
+        }
         append(&mut write.tx, task, queue, change.now_us).await?;
-        give_up(&mut write.tx, task, Queued, change).await?;
-        query("UPDATE tasks SET queue = $2, evicted_for = NULL WHERE id = $1")
-            .bind(task)
-            .bind(queue)
-            .execute(&mut write.tx)
-            .await?;
-        set_status(&mut write.tx, task, Queued, change).await?;
+        if old.run > 0 {
+            runs::end(&mut write.tx, task, Queued, &change.reason, change.now_us).await?;
+        }
+        let mut sql = status(Queued, change);
+        sql.push(UNFILLED).push(", evicted_for = NULL, queue = ").push_bind(queue);
+        of_task(sql, task, &mut write.tx).await?;
         let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
         self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await
     }
@@ -93,12 +103,7 @@ impl Store {
             queue_name(&mut write.tx, queue).await?;
             return Ok(None);
         };
-        query("UPDATE tasks SET taken_us = $2 WHERE id = $1")
-            .bind(&task)
-            .bind(now_us)
-            .execute(&mut write.tx)
-            .await?;
-        let run = runs::begin(&mut write.tx, &task).await?;
+        let run = runs::begin(&mut write.tx, &task, Some(now_us)).await?;
         write.commit().await?;
         Ok(Some(Taken { task, added_us, run }))
     }
@@ -144,7 +149,7 @@ impl Store {
              AND last_update_us < $1 AND COALESCE(last_worker_report_us, 0) < $1 \
              AND NOT EXISTS (SELECT 1 FROM logs WHERE logs.task = tasks.id AND logs.timestamp_ms >= $1 / 1000) \
              AND NOT EXISTS (SELECT 1 FROM latest_scalars l WHERE l.task = tasks.id AND l.timestamp_ms >= $1 / 1000)";
-        // Nearly always there is none, and nobody has to wait for that.
+        // There is nearly always none, and no transaction has to wait for that.
         let none = query(SILENT).bind(before_us).fetch_optional(&self.readers).await?.is_none();
         if none {
             return Ok(Vec::new());
@@ -219,32 +224,21 @@ impl Store {
         event_kind: &str,
     ) -> Result<(), StoreError> {
         let (task, from) = (&old.index.id, old.index.status);
-        leave_queue(&mut write.tx, task).await?;
-        set_status(&mut write.tx, task, to, change).await?;
-        if from == to {
-            return Ok(());
+        // No other task has an entry.
+        if from == Queued {
+            leave_queue(&mut write.tx, task).await?;
         }
-        let stamp = match to {
-            InProgress => {
-                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL, evicted_for = NULL \
-                 WHERE id = $1"
-            }
-            Created => {
-                "UPDATE tasks SET started_us = NULL, completed_us = NULL, taken_us = NULL, last_update_us = $2 \
-                 WHERE id = $1"
-            }
-            _ => "UPDATE tasks SET completed_us = COALESCE(completed_us, $2), taken_us = NULL WHERE id = $1",
-        };
-        query(stamp).bind(task).bind(change.now_us).execute(&mut write.tx).await?;
+        let mut sql = status(to, change);
+        if from == to {
+            return of_task(sql, task, &mut write.tx).await;
+        }
+        stamp(&mut sql, to, change.now_us);
+        of_task(sql, task, &mut write.tx).await?;
         match to {
             InProgress => runs::start(&mut write.tx, task, change.now_us).await?,
             _ => runs::end(&mut write.tx, task, to, &change.reason, change.now_us).await?,
         }
-        let message = match change.reason.as_str() {
-            "" => format!("{from} → {to}"),
-            reason => format!("{from} → {to}: {reason}"),
-        };
-        self.record(&mut write.tx, about(old, event_kind, change, message)).await
+        self.record(&mut write.tx, about(old, event_kind, change, moved(from, to, change))).await
     }
 
     /// Asks the agent that runs a task to stop it: the agent reads the message of `change` at each poll.
@@ -276,8 +270,8 @@ impl Store {
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
         if let (Some(node), Some(lease)) = (node, &lease)
             && *lease != claim.lease
-            // A lease that lost its task must not report over the one that holds it now, nor over the end of its run: who enqueues it
-            // again makes it nobody's.
+            // A lease that lost its task must not report over the one that holds it now, nor over the end of its run:
+            // enqueuing it again removes its owner.
             && (held || claim.exit_code.is_some() || old.index.status.is_final())
         {
             return Err(StoreError::Claimed { task: claim.task.clone(), node, lease: lease.clone() });
@@ -289,6 +283,7 @@ impl Store {
         }
         if lease.as_deref() != Some(&claim.lease) && claim.exit_code.is_none() {
             quotas::check(&mut write.tx, &old, claim).await?;
+            limits::check_gpus(&mut write.tx, &old, claim).await?;
         }
         let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
         let Amounts([milli, cpu_milli, memory_bytes]) = claim.terms.amounts(slices);
@@ -323,12 +318,26 @@ impl Store {
 }
 
 /// The kind of event that a change of state is recorded as.
-const fn event_kind(to: TaskStatus) -> &'static str {
+pub(crate) const fn event_kind(to: TaskStatus) -> &'static str {
     match to {
         InProgress => "start",
         Created => "draft",
         Stopped | Completed | Failed => "end",
         _ => "status",
+    }
+}
+
+/// ClearML lets only drafts and stopped tasks into a queue; a task that an agent took may go back, too.
+pub(crate) fn may_enter(task: &TaskRow, change: &Change) -> bool {
+    let status = task.index.status;
+    matches!(status, Created | Queued | Stopped) || change.force && status != Published
+}
+
+/// The text of the event, for people.
+pub(crate) fn moved(from: TaskStatus, to: TaskStatus, change: &Change) -> String {
+    match change.reason.as_str() {
+        "" => format!("{from} → {to}"),
+        reason => format!("{from} → {to}: {reason}"),
     }
 }
 
@@ -346,40 +355,28 @@ pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String
         queue: None,
         node: task.node.clone(),
         message: format!("{}: {message}", task.index.name),
+        who: change.who.clone(),
     }
 }
 
-/// The run that lasts ends here, and the task's own record is empty for the next one: clients see the newest run there.
+/// The run that lasts ends here, and the task is in another state, without what the run filled: clients see the newest run there.
 pub(crate) async fn give_up(
-    tx: &mut Tx,
-    task: &str,
-    outcome: TaskStatus,
-    change: &Change,
-) -> Result<(), StoreError> {
-    runs::end(&mut *tx, task, outcome, &change.reason, change.now_us).await?;
-    query(
-        "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, lease = NULL, \
-         slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
-    )
-    .bind(task)
-    .execute(tx)
-    .await?;
-    Ok(())
-}
-
-pub(crate) async fn set_status(
     tx: &mut Tx,
     task: &str,
     to: TaskStatus,
     change: &Change,
 ) -> Result<(), StoreError> {
-    query("UPDATE tasks SET status = $2, status_changed_us = $3 WHERE id = $1")
-        .bind(task)
-        .bind(to.as_str())
-        .bind(change.now_us)
-        .execute(&mut *tx)
-        .await?;
-    set_message(tx, task, change).await
+    runs::end(&mut *tx, task, to, &change.reason, change.now_us).await?;
+    let mut sql = status(to, change);
+    sql.push(UNFILLED);
+    of_task(sql, task, tx).await
+}
+
+/// Runs a statement that [`status`] began, for this task.
+async fn of_task(mut sql: Sql, task: &str, tx: &mut Tx) -> Result<(), StoreError> {
+    sql.push(" WHERE id = ").push_bind(task);
+    sql.build().execute(tx).await?;
+    Ok(())
 }
 
 pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Result<(), StoreError> {
@@ -409,44 +406,44 @@ pub(crate) async fn entry(tx: &mut Tx, task: &str) -> Result<Option<(String, i64
     Ok(found.fetch_optional(tx).await?)
 }
 
-/// Takes the first entry out of a queue, or the one of `only`.
+/// Takes the first entry out of a queue, or the one of `only`: its task, and since when it waited. On PostgreSQL the task's
+/// row decides who may take it: a transaction that takes or changes a task locks the row first.
 async fn take_entry(
     tx: &mut Tx,
     queue: &str,
     only: Option<&str>,
 ) -> Result<Option<(String, i64)>, StoreError> {
+    if let Some(task) = only {
+        let one =
+            query_as("DELETE FROM queue_entries WHERE queue = $1 AND task = $2 RETURNING task, added_us");
+        let one = one.on_postgres(
+            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
+             WHERE queue_entries.queue = $1 AND task = $2 FOR UPDATE OF tasks) RETURNING task, added_us",
+        );
+        return Ok(one.bind(queue).bind(task).fetch_optional(tx).await?);
+    }
     loop {
-        let found = match first_entry(tx, queue, only, false).await? {
-            // On PostgreSQL others may keep what there is, and leave it after all.
-            None => first_entry(tx, queue, only, true).await?,
-            found => found,
-        };
-        let Some((task, added_us)) = found else { return Ok(None) };
-        // Gone: somebody took it between what was read and the row that was kept.
-        if leave_queue(tx, &task).await? {
-            return Ok(Some((task, added_us)));
+        let first = query_as(
+            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries WHERE queue = $1 \
+             ORDER BY position LIMIT 1) RETURNING task, added_us",
+        );
+        let first = first.on_postgres(
+            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
+             WHERE queue_entries.queue = $1 ORDER BY position LIMIT 1 FOR UPDATE OF tasks SKIP LOCKED) \
+             RETURNING task, added_us",
+        );
+        if let Some(taken) = first.bind(queue).fetch_optional(&mut *tx).await? {
+            return Ok(Some(taken));
+        }
+        // Others may keep what there is, and leave it after all: wait for them.
+        let kept = query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").on_postgres(
+            "SELECT task FROM queue_entries JOIN tasks ON tasks.id = task WHERE queue_entries.queue = $1 \
+             ORDER BY position LIMIT 1 FOR UPDATE OF tasks",
+        );
+        if kept.bind(queue).fetch_optional(&mut *tx).await?.is_none() {
+            return Ok(None);
         }
     }
-}
-
-/// On PostgreSQL the task's row says who may take it: who takes or changes one keeps it first. `waits`: for them.
-async fn first_entry(
-    tx: &mut Tx,
-    queue: &str,
-    only: Option<&str>,
-    waits: bool,
-) -> Result<Option<(String, i64)>, StoreError> {
-    const ENTRY: &str = "SELECT task, added_us FROM queue_entries JOIN tasks ON tasks.id = task \
-        WHERE queue_entries.queue = $1 AND ($2 IS NULL OR task = $2) ORDER BY position LIMIT 1 FOR UPDATE OF tasks";
-    const FREE: &str = "SELECT task, added_us FROM queue_entries JOIN tasks ON tasks.id = task \
-        WHERE queue_entries.queue = $1 AND ($2 IS NULL OR task = $2) ORDER BY position LIMIT 1 \
-        FOR UPDATE OF tasks SKIP LOCKED";
-    let found = query_as(
-        "SELECT task, added_us FROM queue_entries WHERE queue = $1 AND ($2 IS NULL OR task = $2) \
-         ORDER BY position LIMIT 1",
-    );
-    let found = found.on_postgres(if waits { ENTRY } else { FREE });
-    Ok(found.bind(queue).bind(only).fetch_optional(tx).await?)
 }
 
 pub(crate) async fn leave_queue(tx: &mut Tx, task: &str) -> Result<bool, StoreError> {

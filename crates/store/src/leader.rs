@@ -1,4 +1,4 @@
-//! One of several servers does the periodic work. Who it is, PostgreSQL says: a lock that ends with the connection that holds it.
+//! Elects the server that does the periodic work, by a lock of PostgreSQL that ends with the connection that holds it.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use crate::db::{Alone, Pool};
 use crate::{Kind, Store};
 
-/// How often a server tries to lead, and a leader looks whether it still does.
+/// Interval at which a server tries to lead, and a leader checks that it still leads.
 const EVERY: Duration = Duration::from_millis(500);
-/// How long the database may not answer before a leader leads no more.
+/// The time without an answer of the database after which a leader stops leading.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// PostgreSQL ends a session whose machine does not answer for 3 s; with it goes the lock.
 const KEEPALIVE: &str =
@@ -55,7 +55,8 @@ async fn try_to_lead(options: &PgConnectOptions) -> Result<Option<PgConnection>,
     let mut connection = options.connect().await?;
     sqlx::raw_sql(KEEPALIVE).execute(&mut connection).await?;
     loop {
-        let held = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(Alone::Lead as i64);
+        let held = sqlx::query_scalar("SELECT pg_try_advisory_lock($1, hashtext(current_schema()))");
+        let held = held.bind(Alone::Lead as i32);
         if held.fetch_one(&mut connection).await? {
             return Ok(Some(connection));
         }

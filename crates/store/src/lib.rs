@@ -1,14 +1,16 @@
 //! The database of tasks, queues, projects, workers, nodes and what they report.
 //!
-//! It is SQLite or PostgreSQL: one SQL text over both, and `db` knows where they differ. Each change is one transaction that
-//! keeps the task's row, so a task is in exactly one state at any instant and after any crash; on SQLite all of them go one
-//! after the other. The store knows no clock and makes no ids of tasks: both are arguments.
+//! It runs on SQLite or PostgreSQL with one SQL text; `db` handles the differences. Each change is one transaction that
+//! locks the task's row, so a task is in exactly one state at any instant and after any crash. On SQLite, all changes run
+//! one after the other. The store reads no clock and makes no ids of tasks: both are arguments.
 
 #[macro_use]
 mod columns;
 
 mod audit;
 pub mod backup;
+mod batch;
+mod bell;
 mod charts;
 mod copy;
 mod data;
@@ -20,7 +22,9 @@ mod events;
 mod evictions;
 mod flow;
 mod leader;
+mod limits;
 mod listing;
+mod literal;
 mod lost;
 mod migrations;
 mod models;
@@ -34,6 +38,9 @@ mod row;
 mod runs;
 mod samples;
 mod scope;
+mod sessions;
+mod state;
+mod status;
 mod tasks;
 mod usage;
 mod users;
@@ -49,6 +56,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use db::{Kind, Pool, Tx, query, query_scalar};
 
 pub use audit::{AuditFilter, AuditRow};
+pub use batch::NamedRun;
 pub use copy::copy;
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
@@ -58,11 +66,14 @@ pub use data::{
 pub use database::Database;
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
+pub use limits::HeldBack;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use lost::{FenceRow, LOST, Renewal, Renewed};
-pub use owned::Owned;
+pub use owned::{LeaseHolder, Owned};
 pub use runs::RunRow;
 pub use scope::Scope;
+pub use sessions::{SessionRow, SessionUse};
+pub use status::{Broken, ConnectedServer, DatabaseStatus};
 pub use tasks::{NewTask, TaskEdit};
 pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
 pub use values::{ParentTask, TaskValue};
@@ -78,6 +89,7 @@ pub struct Store {
     write_lock: Mutex<()>,
     /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
+    bell: bell::Bell,
 }
 
 /// One write: a transaction and the write lock.
@@ -92,7 +104,7 @@ impl Write<'_> {
     }
 }
 
-/// What this crate assumed because it could not read a record.
+/// Values that this crate assumed because it could not read a record.
 pub static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnknownStatus]);
 
 impl Store {
@@ -126,7 +138,8 @@ impl Store {
             }
             Kind::Postgres => 0,
         };
-        Ok(Self { kind, state, bulk, readers, write_lock: Mutex::new(()), last_id: AtomicI64::new(last_id) })
+        let (write_lock, last_id) = (Mutex::new(()), AtomicI64::new(last_id));
+        Ok(Self { kind, state, bulk, readers, write_lock, last_id, bell: bell::Bell::default() })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.
@@ -159,10 +172,7 @@ impl Store {
     /// `PostgreSQL` or `SQLite`.
     #[must_use]
     pub const fn database_name(&self) -> &'static str {
-        match self.kind {
-            Kind::Sqlite => "SQLite",
-            Kind::Postgres => "PostgreSQL",
-        }
+        self.kind.name()
     }
 
     async fn write(&self) -> Result<Write<'_>, StoreError> {

@@ -1,12 +1,15 @@
-//! Lists of tasks: conditions, order and page become one SQL text, so that a page costs what is on it and not what there is.
+//! Lists of tasks: conditions, order and page become one SQL text, so that the cost depends on the page and not on the
+//! number of tasks.
+
+use std::borrow::Cow;
 
 use cantle_model::TaskStatus;
 
 use crate::data::{TaskIndex, TaskRow};
 use crate::db::{Kind, Row, Sql};
-use crate::{Scope, Store, StoreError, row};
+use crate::{Scope, Store, StoreError, literal, row};
 
-/// Which tasks, in which order, and which of them; an empty list or `None` is no condition.
+/// The conditions on tasks, their order, and the page; an empty list or `None` is no condition.
 #[derive(Clone, Debug, Default)]
 pub struct TaskFilter {
     /// These ids.
@@ -33,11 +36,13 @@ pub struct TaskFilter {
     pub system_tags: Vec<TagRule>,
     /// Rules for moments.
     pub times: Vec<TimeRule>,
-    /// What counts first, then what decides between equals; the newest ones first without it.
+    /// The first key of the order, then the keys that decide between equals; the newest ones first without any.
     pub order: Vec<OrderBy>,
     /// Maximum number of tasks.
     pub limit: Option<i64>,
-    /// How many to leave out before them.
+    /// Only those that come after this task where the newest come first: when it was made, and its id.
+    pub older_than: Option<(i64, String)>,
+    /// The number of tasks to skip before them.
     pub offset: i64,
     /// Of one of these users.
     pub owners: Vec<String>,
@@ -47,7 +52,7 @@ pub struct TaskFilter {
     pub without_doc: bool,
 }
 
-/// Which words must be among the tags. An empty list is no condition.
+/// The condition on tags. An empty list is no condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TagRule {
     /// One of the lists is enough.
@@ -89,7 +94,7 @@ impl TaskTime {
     }
 }
 
-/// How a moment must lie.
+/// A comparison with a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// Before.
@@ -119,7 +124,7 @@ impl Compare {
 /// A condition on a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeRule {
-    /// Which moment.
+    /// The time that is compared.
     pub time: TaskTime,
     /// All must hold; microseconds since 1970.
     pub bounds: Vec<(Compare, i64)>,
@@ -127,7 +132,7 @@ pub struct TimeRule {
     pub or_none: bool,
 }
 
-/// What tasks are ordered by.
+/// A key of the order of tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskKey {
     /// A moment.
@@ -173,7 +178,7 @@ impl TaskKey {
     }
 }
 
-/// Which value of a line.
+/// The value of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The newest one.
@@ -202,6 +207,9 @@ pub struct OrderBy {
     /// From the greatest down.
     pub down: bool,
 }
+
+/// Up to this many tasks are found by an index of their own and then put in order.
+const FEW: i64 = 2000;
 
 /// The condition that finds the tasks; all others are tested on what it finds. SQLite would choose by a guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,7 +259,7 @@ impl TaskFilter {
             ("kind", &self.kinds, Driver::Order),
             ("owner", &self.owners, Driver::Order),
         ] {
-            one_of(sql, if driver == drives { "" } else { kind.no_index() }, column, values);
+            one_of(kind, sql, if driver == drives { "" } else { kind.no_index() }, column, values);
         }
         for status in words(&self.not_statuses) {
             sql.push(format_args!(" AND {}tasks.status <> ", kind.no_index())).push_bind(status);
@@ -264,6 +272,11 @@ impl TaskFilter {
         }
         self.tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.tags"));
         self.system_tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.system_tags"));
+        if let Some((created_us, id)) = &self.older_than {
+            sql.push(" AND tasks.created_us <= ").push_bind(*created_us);
+            sql.push(" AND (tasks.created_us < ").push_bind(*created_us);
+            sql.push(" OR tasks.id < ").push_bind(id.clone()).push(")");
+        }
         for rule in &self.times {
             let column = rule.time.column();
             sql.push(" AND (1 = 1");
@@ -282,11 +295,17 @@ impl TaskFilter {
     }
 }
 
-fn one_of(sql: &mut Sql, guard: &'static str, column: &'static str, values: &[String]) {
+fn one_of(kind: Kind, sql: &mut Sql, guard: &'static str, column: &'static str, values: &[String]) {
     match values {
         [] => {}
         [one] => {
             sql.push(format_args!(" AND {guard}tasks.{column} = ")).push_bind(one.clone());
+        }
+        // The same text however many there are: SQLite prepares it once.
+        many if column == "id" && kind == Kind::Sqlite => {
+            let list = serde_json::Value::from(many).to_string();
+            sql.push(format_args!(" AND {guard}tasks.id IN (SELECT value FROM json_each("));
+            sql.push_bind(list).push("))");
         }
         many => {
             sql.push(format_args!(" AND {guard}tasks.{column} IN ("));
@@ -300,6 +319,17 @@ fn one_of(sql: &mut Sql, guard: &'static str, column: &'static str, values: &[St
 }
 
 impl TagRule {
+    /// Tags that each task has that passes.
+    fn required(&self) -> &[String] {
+        match self {
+            Self { or_empty: true, .. } => &[],
+            Self { any, all, none, or: true, .. } if !(any.is_empty() && none.is_empty()) => &[],
+            Self { all, .. } if !all.is_empty() => all,
+            Self { any, .. } if any.len() == 1 => any,
+            _ => &[],
+        }
+    }
+
     fn condition(&self, kind: Kind, sql: &mut Sql, column: &'static str) {
         let each = [(&self.any, " OR ", ""), (&self.all, " AND ", ""), (&self.none, " OR ", "NOT ")];
         let said: Vec<_> = each.into_iter().filter(|(words, ..)| !words.is_empty()).collect();
@@ -329,8 +359,13 @@ impl TagRule {
     }
 }
 
-/// The text is looked for first, which is quick, and only where it is found the list is read.
+/// SQLite searches the text first, which is quick, and reads the list only where it is found. PostgreSQL has an index of
+/// tags.
 fn has_tag(kind: Kind, sql: &mut Sql, column: &'static str, word: &str) {
+    if kind == Kind::Postgres && column == "tasks.tags" {
+        sql.push("tasks.tags::jsonb @> to_jsonb(").push_bind(word).push("::text)");
+        return;
+    }
     let quoted = serde_json::Value::from(word).to_string();
     let (place, elements) = (kind.place(), kind.elements(column));
     sql.push(format_args!("({place}({column}, "))
@@ -388,6 +423,39 @@ fn member(kind: Kind, sql: &mut Sql, path: &[String]) {
 }
 
 impl Store {
+    /// The filter with the ids of the few tasks that an index of names or tags finds; without them, if these are many. It is only
+    /// asked where the tasks would be read in their order until the page is full, which takes long if nearly none passes.
+    async fn narrowed<'a>(&self, filter: &'a TaskFilter) -> Result<Option<Cow<'a, TaskFilter>>, StoreError> {
+        let is_slow = matches!(filter.driver(), Driver::Project | Driver::Order);
+        if self.kind != Kind::Sqlite || !is_slow {
+            return Ok(Some(Cow::Borrowed(filter)));
+        }
+        let mut lists = Vec::new();
+        for tag in filter.tags.iter().flat_map(TagRule::required) {
+            let mut sql = Sql::new("SELECT task FROM task_tags WHERE tag = ");
+            sql.push_bind(tag.clone());
+            lists.push(sql);
+        }
+        if let Some(pattern) = &filter.name_pattern
+            && let Some(text) = literal::required(pattern)
+        {
+            let mut sql = Sql::new("SELECT id FROM tasks INDEXED BY tasks_by_name WHERE instr(name, ");
+            sql.push_bind(text).push(") > 0 AND name REGEXP ").push_bind(pattern.clone());
+            lists.push(sql);
+        }
+        for mut sql in lists {
+            sql.push(" LIMIT ").push_bind(FEW + 1);
+            let ids: Vec<String> = sql.build_scalar().fetch_all(&self.readers).await?;
+            if ids.is_empty() {
+                return Ok(None);
+            }
+            if i64::try_from(ids.len()).is_ok_and(|found| found <= FEW) {
+                return Ok(Some(Cow::Owned(TaskFilter { ids, ..filter.clone() })));
+            }
+        }
+        Ok(Some(Cow::Borrowed(filter)))
+    }
+
     /// The indexed part of all tasks that match the filter.
     ///
     /// # Errors
@@ -411,6 +479,8 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn task_ids(&self, filter: &TaskFilter) -> Result<Vec<String>, StoreError> {
+        let Some(filter) = self.narrowed(filter).await? else { return Ok(Vec::new()) };
+        let filter = &*filter;
         let driver = filter.driver();
         let rows = match filter.order.first().map(|first| &first.key) {
             Some(TaskKey::Metric(metric, variant, Which::Last))
@@ -418,12 +488,19 @@ impl Store {
             {
                 return self.by_value(filter, metric, variant).await;
             }
-            _ => self.select("tasks.id", filter).await?,
+            _ => self.select_as_it_is("tasks.id", filter).await?,
         };
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
     async fn select(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<Row>, StoreError> {
+        match self.narrowed(filter).await? {
+            Some(filter) => self.select_as_it_is(columns, &filter).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    async fn select_as_it_is(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<Row>, StoreError> {
         let mut sql = Sql::new("SELECT ");
         sql.push(columns).push(" FROM tasks");
         for (n, by) in filter.order.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Nodes that are gone for good. A run whose node agreed to end it by itself (its *fence*) is given to another node once that time is
-//! over: whatever happened to the node, the run has ended by then.
+//! Handles nodes that are gone for good. A node can agree to end a run by itself at a given time (its *fence*). After that
+//! time the task is given to another node, because the run has certainly ended.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use cantle_model::TaskStatus::{InProgress, Queued};
 
 use crate::data::{Change, EventRow};
 use crate::db::{Row, query, query_as, query_scalar};
-use crate::flow::{about, entry, give_up, prepend, queue_name, set_status};
+use crate::flow::{about, entry, give_up, prepend, queue_name};
 use crate::tasks::load;
 use crate::{Store, StoreError};
 
-/// What an agent says about one of its runs.
+/// An agent's statement about one of its runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
     /// The task's id.
@@ -22,12 +22,12 @@ pub struct Renewal {
     pub fence_ms: Option<i64>,
 }
 
-/// What came of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Renewed {
     /// The lease holds the task.
     pub held: bool,
-    /// What the task's queue asks for.
+    /// The requeue time of the task's queue.
     pub fence_ms: Option<i64>,
 }
 
@@ -38,7 +38,7 @@ pub struct FenceRow {
     pub lease: String,
     /// When the node last reported it.
     pub renewed_us: i64,
-    /// How long after that the node ends it.
+    /// The time after which the node ends it.
     pub after_ms: i64,
 }
 
@@ -112,7 +112,7 @@ impl Store {
         }
         let mut write = self.write().await?;
         for run in runs {
-            // Whoever gives the task away waits for this renewal, or this one sees that it is given away.
+            // A transaction that gives the task away waits for this renewal, or this one detects that it is given away.
             let holder = query(HOLDER).for_update().bind(&run.task).fetch_optional(&mut write.tx).await?;
             let renewed = answer(run, holder)?;
             answers.push(renewed);
@@ -219,7 +219,6 @@ impl Store {
         give_up(&mut write.tx, task, Queued, &change).await?;
         query("DELETE FROM run_fences WHERE task = $1").bind(task).execute(&mut write.tx).await?;
         query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task).execute(&mut write.tx).await?;
-        set_status(&mut write.tx, task, Queued, &change).await?;
         let event = about(&old, "requeue", &change, format!("back to the front of {name}: {reason}"));
         self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
         write.commit().await?;
@@ -227,7 +226,7 @@ impl Store {
     }
 }
 
-/// How the reason of a task begins that was queued again because its node is gone.
+/// Prefix of the reason of a task that was queued again because its node is gone.
 pub const LOST: &str = "lost with node";
 
 fn fence(row: &Row) -> Result<(String, FenceRow), StoreError> {

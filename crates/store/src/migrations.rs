@@ -1,6 +1,6 @@
 //! The migrations, in the order in which they are applied.
 //!
-//! sqlx has a macro that reads the folder, but it brings a second SQLite, compiled for the compiler itself.
+//! sqlx has a macro that reads the directory, but it brings a second SQLite, compiled for the compiler itself.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
 use crate::db::Kind;
 
-/// What PostgreSQL is told.
+/// The text for PostgreSQL.
 enum Postgres {
     /// The same.
     Same,
@@ -20,9 +20,9 @@ enum Postgres {
 }
 use Postgres::{And, Instead, Same};
 
-/// Version, description, text, and what PostgreSQL is told. What is released is never changed: the database remembers a
-/// checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 13] = [
+/// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
+/// a checksum of each text.
+const MIGRATIONS: [(i64, &str, &str, Postgres); 17] = [
     (
         1,
         "first",
@@ -56,6 +56,15 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 13] = [
         include_str!("../migrations/0013_lists_by_owner.sql"),
         Instead("-- The indexes of lists have no such columns there."),
     ),
+    (15, "made by", include_str!("../migrations/0015_made_by.sql"), Same),
+    (16, "people", include_str!("../migrations/0016_people.sql"), Same),
+    (17, "sessions", include_str!("../migrations/0017_sessions.sql"), Same),
+    (
+        18,
+        "tags",
+        include_str!("../migrations/0018_tags.sql"),
+        Instead(include_str!("../migrations/postgres/0018_tags.sql")),
+    ),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {
@@ -67,6 +76,11 @@ pub(crate) fn migrator(kind: Kind) -> Migrator {
         Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, text, false)
     };
     Migrator::with_migrations(MIGRATIONS.into_iter().map(migration).collect())
+}
+
+/// The versions that this program knows.
+pub(crate) fn versions() -> impl Iterator<Item = i64> {
+    MIGRATIONS.iter().map(|(version, ..)| *version)
 }
 
 /// Texts are ordered by their bytes, as in SQLite, whatever the database's language is.
@@ -92,8 +106,8 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_in_the_list() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
-        let mut files: Vec<String> = std::fs::read_dir(folder)
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/migrations");
+        let mut files: Vec<String> = std::fs::read_dir(directory)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .filter(|name| name != "postgres")

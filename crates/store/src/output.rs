@@ -1,4 +1,4 @@
-//! What tasks print and measure. Batches are written with few statements; reading is paged.
+//! The output and the measured values of tasks. Batches are written with few statements; reading is paged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ impl Store {
         Ok(())
     }
 
-    /// Which of these pieces are there already, as task, time and text.
+    /// The pieces that exist already, as task, time and text.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -172,17 +172,17 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn scalar_lines(&self) -> Result<Vec<(String, String)>, StoreError> {
-        // From one to the next by the index: the tasks of each, which may be many, are not read.
+        // From one to the next by the index: the tasks of each, which may be many, are not read. SQLite reads them for a comparison of pairs.
         let rows = query_as(
-            "WITH RECURSIVE lines (metric, variant) AS (SELECT \
-             (SELECT metric FROM latest_scalars ORDER BY metric, variant LIMIT 1), \
-             (SELECT variant FROM latest_scalars ORDER BY metric, variant LIMIT 1) \
-             UNION ALL SELECT \
-             (SELECT l.metric FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
-             ORDER BY l.metric, l.variant LIMIT 1), \
-             (SELECT l.variant FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
-             ORDER BY l.metric, l.variant LIMIT 1) FROM lines WHERE lines.metric IS NOT NULL) \
-             SELECT metric, variant FROM lines WHERE metric IS NOT NULL",
+            "WITH RECURSIVE metrics (metric) AS (SELECT (SELECT MIN(metric) FROM latest_scalars) UNION ALL SELECT \
+             (SELECT MIN(l.metric) FROM latest_scalars l WHERE l.metric > metrics.metric) \
+             FROM metrics WHERE metrics.metric IS NOT NULL), \
+             lines (metric, variant) AS (SELECT metrics.metric, \
+             (SELECT MIN(l.variant) FROM latest_scalars l WHERE l.metric = metrics.metric) \
+             FROM metrics WHERE metrics.metric IS NOT NULL UNION ALL SELECT lines.metric, \
+             (SELECT MIN(l.variant) FROM latest_scalars l WHERE l.metric = lines.metric AND l.variant > lines.variant) \
+             FROM lines WHERE lines.variant IS NOT NULL) \
+             SELECT metric, variant FROM lines WHERE variant IS NOT NULL ORDER BY metric, variant",
         );
         Ok(rows.fetch_all(&self.readers).await?)
     }

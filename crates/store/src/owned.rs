@@ -1,10 +1,10 @@
-//! Whose tasks and models are: what a right is decided by, and nothing else.
+//! The owners of tasks and models: only the fields that decide on a right.
 
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
 
 use crate::data::{ModelRow, ProjectRow};
-use crate::db::{Row, Sql};
+use crate::db::{Row, Sql, query};
 use crate::tasks::any_of;
 use crate::{Scope, Store, StoreError, row};
 
@@ -17,20 +17,51 @@ pub struct Owned {
     pub owner: String,
     /// Name of its project.
     pub project: Option<String>,
+    /// Id of the task in whose run it was made.
+    pub made_by: Option<String>,
     /// Of a task: its state.
     pub status: Option<TaskStatus>,
     /// Of a task: the node that holds or held it, or the worker that reported for it last.
     pub held_by: Option<String>,
 }
 
+/// The lease that holds a task, and the time when its process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseHolder {
+    /// The lease.
+    pub lease: String,
+    /// The state of the task.
+    pub status: TaskStatus,
+    /// The node has reported how the process ended.
+    pub has_exited: bool,
+    /// When the task ended.
+    pub completed_us: Option<i64>,
+}
+
 impl Store {
+    /// The lease that holds a task, or held it last; `None`: nobody does, or there is no such task.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn holder(&self, task: &str) -> Result<Option<LeaseHolder>, StoreError> {
+        let found = query("SELECT lease, status, exit_code, completed_us FROM tasks WHERE id = $1");
+        let Some(row) = found.bind(task).fetch_optional(&self.readers).await? else { return Ok(None) };
+        let Some(lease) = row.try_get("lease")? else { return Ok(None) };
+        Ok(Some(LeaseHolder {
+            lease,
+            status: row::status(&row)?,
+            has_exited: row.try_get::<Option<i64>, _>("exit_code")?.is_some(),
+            completed_us: row.try_get("completed_us")?,
+        }))
+    }
+
     /// Those of these tasks that exist.
     ///
     /// # Errors
     /// Only if the database fails.
     pub async fn owned_tasks(&self, ids: &[String]) -> Result<Vec<Owned>, StoreError> {
         let mut sql = Sql::new(
-            "SELECT tasks.id, tasks.owner, projects.name AS project, tasks.status, \
+            "SELECT tasks.id, tasks.owner, projects.name AS project, tasks.made_by, tasks.status, \
              COALESCE(tasks.node, tasks.last_worker) AS held_by \
              FROM tasks LEFT JOIN projects ON projects.id = tasks.project WHERE 1 = 1",
         );
@@ -51,7 +82,7 @@ impl Store {
     /// Only if the database fails.
     pub async fn owned_models(&self, ids: &[String]) -> Result<Vec<Owned>, StoreError> {
         let mut sql = Sql::new(
-            "SELECT models.id, models.owner, projects.name AS project \
+            "SELECT models.id, models.owner, projects.name AS project, models.task AS made_by \
              FROM models LEFT JOIN projects ON projects.id = models.project WHERE 1 = 1",
         );
         any_of(&mut sql, "models.id", ids);
@@ -117,6 +148,7 @@ fn owned(row: &Row) -> Result<Owned, StoreError> {
         id: row.try_get("id")?,
         owner: row.try_get("owner")?,
         project: row.try_get("project")?,
+        made_by: row.try_get("made_by")?,
         status: None,
         held_by: None,
     })

@@ -150,6 +150,15 @@ impl Store {
         row::queue(&found, waiting)
     }
 
+    /// Whether a task waits in a queue.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn is_waited_in(&self, queue: &str) -> Result<bool, StoreError> {
+        let one = query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").bind(queue);
+        Ok(one.fetch_optional(&self.readers).await?.is_some())
+    }
+
     /// Moves a task within its queue: `place` gets its position and the number of entries, and returns the new position.
     ///
     /// # Errors
@@ -174,7 +183,7 @@ impl Store {
         Ok(to)
     }
 
-    /// Where a task waits: its queue and its position there, 0 for the front.
+    /// The position of a waiting task: its queue and its position there, 0 for the front.
     ///
     /// # Errors
     /// Only if the database fails.

@@ -12,6 +12,7 @@ macro_rules! holds {
         "tasks.lease IS NOT NULL AND tasks.exit_code IS NULL AND tasks.status IN ('queued', 'in_progress')"
     };
 }
+pub(crate) use holds;
 
 impl Store {
     /// Sets the quota of a project (by its name), or removes it.
@@ -22,6 +23,7 @@ impl Store {
         &self,
         project: &str,
         quota: Option<&ProjectQuota>,
+        who: &str,
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
@@ -39,9 +41,9 @@ impl Store {
             Some(quota) => format!("project {project}: {quota}"),
             None => format!("project {project}: its quota was removed"),
         };
-        let kind = "quota".to_owned();
-        self.record(&mut write.tx, EventRow { time_us: now_us, kind, message, ..EventRow::default() })
-            .await?;
+        let (kind, who) = ("quota".to_owned(), who.to_owned());
+        let event = EventRow { time_us: now_us, kind, message, who, ..EventRow::default() };
+        self.record(&mut write.tx, event).await?;
         write.commit().await
     }
 
@@ -71,7 +73,7 @@ impl Store {
         Ok((read(&held)?, read(&waiting)?))
     }
 
-    /// What tasks of projects hold of GPUs.
+    /// The GPUs that tasks of projects hold.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -88,8 +90,8 @@ impl Store {
         query(held).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
-    /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents call it often, so
-    /// it has only sums of other nodes.
+    /// The facts that the agent of `node` needs, all of one moment: no task is in two parts of it. Agents call it
+    /// often, so it has only sums of other nodes.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -171,7 +173,7 @@ async fn check_one(
     Ok(())
 }
 
-/// What the tasks of a project and of those below it hold, without `but`; and the part of it that can't be reclaimed.
+/// The holdings of the tasks of a project and those below it, without `but`; and the part that can't be reclaimed.
 async fn held_by(tx: &mut Tx, project: &str, but: &str) -> Result<(Amounts, Amounts), StoreError> {
     let sql = concat!(
         "SELECT tasks.preemptible AS preemptible, CAST(SUM(milli) AS BIGINT) AS milli, \

@@ -25,6 +25,15 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
 }
 
+/// JSON for a column of tags, without NUL: PostgreSQL's JSON has none either.
+pub(crate) fn tags_to_json(tags: &[String]) -> Result<String, StoreError> {
+    if tags.iter().any(|tag| tag.contains('\0')) {
+        let tags: Vec<String> = tags.iter().map(|tag| tag.replace('\0', "\u{fffd}")).collect();
+        return to_json(&tags);
+    }
+    to_json(&tags)
+}
+
 pub(crate) fn status(row: &Row) -> Result<TaskStatus, StoreError> {
     Ok(status_of(row.try_get("status")?))
 }
@@ -86,7 +95,7 @@ pub(crate) fn task(row: &Row) -> Result<TaskRow, StoreError> {
     })
 }
 
-/// What a task holds, or several together.
+/// The holdings of one or several tasks.
 pub(crate) fn amounts(row: &Row) -> Result<Amounts, StoreError> {
     let amount = |column| row.try_get(column).map(i64::unsigned_abs);
     Ok(Amounts([amount("milli")?, amount("cpu_milli")?, amount("memory_bytes")?]))
@@ -188,6 +197,7 @@ pub(crate) fn event(row: &Row) -> Result<EventRow, StoreError> {
         queue: row.try_get("queue")?,
         node: row.try_get("node")?,
         message: row.try_get("message")?,
+        who: row.try_get("who")?,
     })
 }
 

@@ -1,10 +1,10 @@
-//! Runs: each time that a task ran, where, how long and why it ended. A task has a new number for each, and a report that
-//! names another number than the newest is refused.
+//! Runs: each execution of a task, with its node, its duration and the reason of its end. Each run of a task has a new
+//! number, and a report that names another number than the newest is refused.
 
 use cantle_model::{Slice, TaskStatus};
 
 use crate::data::{TaskClaim, TaskRow};
-use crate::db::{Tx, query, query_scalar};
+use crate::db::{Sql, Tx, query, query_scalar};
 use crate::{Store, StoreError, row};
 
 /// A run of a task. Times are microseconds since 1970.
@@ -28,7 +28,7 @@ pub struct RunRow {
     pub node: Option<String>,
     /// The lease that held the task.
     pub lease: Option<String>,
-    /// What it held.
+    /// Its slices.
     pub slices: Vec<Slice>,
     /// How the process ended.
     pub exit_code: Option<i64>,
@@ -61,10 +61,11 @@ pub(crate) async fn fence(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Resu
     Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })
 }
 
-/// Begins a run and returns its number.
-pub(crate) async fn begin(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
-    let next = query_scalar("UPDATE tasks SET run = run + 1 WHERE id = $1 RETURNING run").bind(task);
-    let run: i64 = next.fetch_one(&mut *tx).await?;
+/// Begins a run of a task, which was taken out of its queue now if a time is given, and returns its number.
+pub(crate) async fn begin(tx: &mut Tx, task: &str, taken_us: Option<i64>) -> Result<i64, StoreError> {
+    let next =
+        "UPDATE tasks SET run = run + 1, taken_us = COALESCE($2, taken_us) WHERE id = $1 RETURNING run";
+    let run: i64 = query_scalar(next).bind(task).bind(taken_us).fetch_one(&mut *tx).await?;
     query(
         "INSERT INTO runs (task, run, project, queue, taken_us, slices) \
          SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE id = $1",
@@ -80,7 +81,7 @@ async fn lasting(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
     let open = query_scalar("SELECT run FROM runs WHERE task = $1 AND outcome IS NULL ORDER BY run DESC");
     match open.bind(task).fetch_optional(&mut *tx).await? {
         Some(run) => Ok(run),
-        None => begin(tx, task).await,
+        None => begin(tx, task, None).await,
     }
 }
 
@@ -96,7 +97,7 @@ pub(crate) async fn start(tx: &mut Tx, task: &str, now_us: i64) -> Result<(), St
     Ok(())
 }
 
-/// A lease holds the run that lasts, or says how its newest one ended.
+/// A lease holds the present run, or shows how its newest one ended.
 pub(crate) async fn hold(
     tx: &mut Tx,
     old: &TaskRow,
@@ -131,15 +132,17 @@ pub(crate) async fn end(
     why: &str,
     now_us: i64,
 ) -> Result<(), StoreError> {
-    query(
-        "UPDATE runs SET outcome = $2, ended_us = COALESCE(ended_us, $3), why = COALESCE(why, $4) \
-         WHERE task = $1 AND outcome IS NULL",
-    )
-    .bind(task)
-    .bind(outcome.as_str())
-    .bind(now_us)
-    .bind((!why.is_empty()).then_some(why))
-    .execute(tx)
-    .await?;
+    let mut sql = ended(outcome, why, now_us);
+    sql.push(" AND task = ").push_bind(task);
+    sql.build().execute(tx).await?;
     Ok(())
+}
+
+/// Ends the runs that last, of the tasks that the rest of the statement names: it ends in a condition.
+pub(crate) fn ended(outcome: TaskStatus, why: &str, now_us: i64) -> Sql {
+    let mut sql = Sql::new("UPDATE runs SET outcome = ");
+    sql.push_bind(outcome.as_str()).push(", ended_us = COALESCE(ended_us, ").push_bind(now_us);
+    sql.push("), why = COALESCE(why, ").push_bind((!why.is_empty()).then_some(why));
+    sql.push(") WHERE outcome IS NULL");
+    sql
 }

@@ -1,4 +1,4 @@
-//! The past of workers and queues: one sample a minute, kept for a week.
+//! The history of workers and queues: one sample a minute, kept for a week.
 
 use crate::data::{QueueSample, WorkerReport, WorkerSample};
 use crate::db::{Sql, Tx, query};

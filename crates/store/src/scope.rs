@@ -1,8 +1,8 @@
-//! Which records a caller may see, as a condition of the query: a page, a count and a filter then know no others.
+//! The records that a caller may see, as a condition of the query: pages, counts and filters then contain no others.
 
 use crate::db::Sql;
 
-/// What may be seen: the caller's own, what is in some trees of projects, and what an agent needs.
+/// The visible records: the caller's own, what is in some trees of projects, and what an agent needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Id of the user whose own records these are.

@@ -22,6 +22,8 @@ pub struct NewTask {
     pub project: Option<String>,
     /// Id of the task that it was made from.
     pub parent: Option<String>,
+    /// Id of the task in whose run it was made.
+    pub made_by: Option<String>,
     /// Tags that users set.
     pub tags: Vec<String>,
     /// System tags.
@@ -101,7 +103,7 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let old = load(&mut write.tx, id).await?;
+        let old = load_whole(&mut write.tx, id).await?;
         if drafts_only && old.index.status != TaskStatus::Created {
             let (task, from) = (id.to_owned(), old.index.status);
             return Err(StoreError::Status { task, from, wanted: "changes without force".to_owned() });
@@ -130,8 +132,8 @@ impl Store {
         .bind(edit.kind.as_ref().unwrap_or(&index.kind))
         .bind(edit.project.as_ref().or(index.project.as_ref()))
         .bind(edit.parent.as_ref().or(index.parent.as_ref()))
-        .bind(row::to_json(edit.tags.as_ref().unwrap_or(&index.tags))?)
-        .bind(row::to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?)
+        .bind(row::tags_to_json(edit.tags.as_ref().unwrap_or(&index.tags))?)
+        .bind(row::tags_to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?)
         .bind(message.unwrap_or(&old.status_message))
         .bind(edit.status_reason.as_ref().unwrap_or(&old.status_reason))
         .bind(now_us)
@@ -153,7 +155,7 @@ impl Store {
         change: impl FnOnce(&mut Map<String, Value>) + Send,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let mut doc = load(&mut write.tx, id).await?.doc;
+        let mut doc = load_whole(&mut write.tx, id).await?.doc;
         change(&mut doc);
         query("UPDATE tasks SET doc = $2, last_update_us = $3 WHERE id = $1")
             .bind(id)
@@ -222,26 +224,34 @@ pub(crate) async fn insert(tx: &mut Tx, new: &NewTask, now_us: i64) -> Result<()
     project_must_exist(&mut *tx, new.project.as_deref()).await?;
     query(
         "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
-         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner) \
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10)",
+         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner, made_by) \
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11)",
     )
     .bind(&new.id)
     .bind(&new.name)
     .bind(&new.kind)
     .bind(&new.project)
     .bind(&new.parent)
-    .bind(row::to_json(&new.tags)?)
-    .bind(row::to_json(&new.system_tags)?)
+    .bind(row::tags_to_json(&new.tags)?)
+    .bind(row::tags_to_json(&new.system_tags)?)
     .bind(now_us)
     .bind(row::to_json(&new.doc)?)
     .bind(&new.owner)
+    .bind(&new.made_by)
     .execute(tx)
     .await?;
     Ok(())
 }
 
-/// Reads a task inside a write.
+/// Reads a task inside a write, without what clients keep in it: that may be long.
 pub(crate) async fn load(tx: &mut Tx, id: &str) -> Result<TaskRow, StoreError> {
+    let sql = concat!("SELECT ", columns!(tasks_without_doc), " FROM tasks WHERE id = $1");
+    let found = query(sql).for_update().bind(id).fetch_optional(tx).await?;
+    found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
+}
+
+/// Reads a whole task inside a write.
+pub(crate) async fn load_whole(tx: &mut Tx, id: &str) -> Result<TaskRow, StoreError> {
     let found = query(select!(tasks, "WHERE id = $1")).for_update().bind(id).fetch_optional(tx).await?;
     found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
 }

@@ -5,7 +5,7 @@ use crate::db::{Row, query};
 use crate::{Store, StoreError};
 
 impl Store {
-    /// What each project's own tasks have used, those below it not included.
+    /// The past use of each project's own tasks, without the projects below it.
     ///
     /// # Errors
     /// Only if the database fails.

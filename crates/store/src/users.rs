@@ -1,7 +1,9 @@
-//! People and programs that call: their keys, roles and groups. What they mean is the server's business.
+//! Callers (people and programs) with their keys, roles and groups. The server defines their meaning.
+
+use cantle_model::UserLimits;
 
 use crate::db::{Row, Tx, query, query_as, query_scalar};
-use crate::{Store, StoreError};
+use crate::{SessionRow, Store, StoreError};
 
 /// A person or a service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,12 +14,14 @@ pub struct UserRow {
     pub name: String,
     /// The node that a service account of an agent acts for.
     pub node: Option<String>,
-    /// Who it is at an identity provider; unique.
+    /// The user's identity at an identity provider; unique.
     pub external: Option<String>,
     /// When it was made, in microseconds since 1970.
     pub created_us: i64,
     /// When it was removed.
     pub removed_us: Option<i64>,
+    /// Its limits.
+    pub limits: UserLimits,
 }
 
 /// A key of a user.
@@ -29,7 +33,7 @@ pub struct KeyRow {
     pub user: String,
     /// SHA-256 of the secret half, in hex.
     pub secret_sha256: String,
-    /// What its user calls it.
+    /// Its label.
     pub label: String,
     /// When it was made, in microseconds since 1970.
     pub created_us: i64,
@@ -65,6 +69,8 @@ pub struct PeopleRows {
     pub grants: Vec<GrantRow>,
     /// (user's id, name of a group).
     pub groups: Vec<(String, String)>,
+    /// Logins that had not expired at the last check, also ended ones.
+    pub sessions: Vec<SessionRow>,
 }
 
 /// The use of a key: its public half, when, and from which address.
@@ -76,9 +82,12 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn people(&self) -> Result<PeopleRows, StoreError> {
-        // The version first: a change in between makes the next look read everything again.
+        // The version first: a change in between makes the next check read everything again.
         let version = self.rights_version().await?;
-        let users = query("SELECT id, name, node, external, created_us, removed_us FROM users ORDER BY name");
+        let users = query(
+            "SELECT id, name, node, external, created_us, removed_us, most_gpu_milli, most_queued, most_priority \
+             FROM users ORDER BY name",
+        );
         let keys = query(
             "SELECT access_key, user_id, secret_sha256, label, created_us, last_used_us, last_used_from, revoked_us \
              FROM user_keys ORDER BY created_us, access_key",
@@ -91,6 +100,7 @@ impl Store {
             keys: read(&keys.fetch_all(&self.readers).await?, key)?,
             grants: read(&grants.fetch_all(&self.readers).await?, grant)?,
             groups: groups.fetch_all(&self.readers).await?,
+            sessions: self.sessions().await?,
         })
     }
 
@@ -138,6 +148,7 @@ impl Store {
         for sql in [
             "UPDATE users SET removed_us = $2 WHERE id = $1 AND removed_us IS NULL",
             "UPDATE user_keys SET revoked_us = $2 WHERE user_id = $1 AND revoked_us IS NULL",
+            "UPDATE sessions SET ended_us = $2 WHERE user_id = $1 AND ended_us IS NULL",
         ] {
             query(sql).bind(id).bind(now_us).execute(&mut write.tx).await?;
         }
@@ -161,6 +172,29 @@ impl Store {
         sql.bind(id).execute(&mut write.tx).await?;
         for grant in grants {
             insert_grant(&mut write.tx, grant).await?;
+        }
+        changed(&mut write.tx).await?;
+        write.commit().await
+    }
+
+    /// Makes a user the one that belongs to this identity, which another user without roles of its own loses.
+    ///
+    /// # Errors
+    /// [`StoreError::NameTaken`] if that one has roles.
+    pub async fn set_identity(&self, id: &str, external: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let taken = query(
+            "SELECT id FROM users WHERE external = $2 AND id <> $1 \
+             AND EXISTS (SELECT 1 FROM user_grants WHERE subject = 'user:' || users.id)",
+        );
+        if taken.bind(id).bind(external).fetch_optional(&mut write.tx).await?.is_some() {
+            return Err(StoreError::NameTaken { what: "identity", name: external.to_owned() });
+        }
+        for sql in [
+            "UPDATE users SET external = NULL WHERE external = $2 AND id <> $1",
+            "UPDATE users SET external = $2 WHERE id = $1",
+        ] {
+            query(sql).bind(id).bind(external).execute(&mut write.tx).await?;
         }
         changed(&mut write.tx).await?;
         write.commit().await
@@ -274,12 +308,16 @@ async fn insert_grant(tx: &mut Tx, grant: &GrantRow) -> Result<(), StoreError> {
 }
 
 async fn revoke(tx: &mut Tx, access_key: &str, now_us: i64) -> Result<(), StoreError> {
-    let sql = query("UPDATE user_keys SET revoked_us = $2 WHERE access_key = $1 AND revoked_us IS NULL");
-    sql.bind(access_key).bind(now_us).execute(tx).await?;
+    for sql in [
+        "UPDATE user_keys SET revoked_us = $2 WHERE access_key = $1 AND revoked_us IS NULL",
+        "UPDATE sessions SET ended_us = $2 WHERE access_key = $1 AND ended_us IS NULL",
+    ] {
+        query(sql).bind(access_key).bind(now_us).execute(&mut *tx).await?;
+    }
     Ok(())
 }
 
-async fn changed(tx: &mut Tx) -> Result<(), StoreError> {
+pub(crate) async fn changed(tx: &mut Tx) -> Result<(), StoreError> {
     query("UPDATE rights_version SET version = version + 1 WHERE id = 1").execute(tx).await?;
     Ok(())
 }
@@ -289,6 +327,7 @@ fn read<T>(rows: &[Row], one: fn(&Row) -> Result<T, sqlx::Error>) -> Result<Vec<
 }
 
 fn user(row: &Row) -> Result<UserRow, sqlx::Error> {
+    let most = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(i64::unsigned_abs));
     Ok(UserRow {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -296,6 +335,11 @@ fn user(row: &Row) -> Result<UserRow, sqlx::Error> {
         external: row.try_get("external")?,
         created_us: row.try_get("created_us")?,
         removed_us: row.try_get("removed_us")?,
+        limits: UserLimits {
+            gpu_milli: most("most_gpu_milli")?,
+            queued: most("most_queued")?,
+            priority: most("most_priority")?.map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
+        },
     })
 }
 

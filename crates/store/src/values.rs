@@ -1,4 +1,5 @@
-//! Which values there are: what the filters of a web page offer. Each statement reads every task of the projects once.
+//! The existing values of fields, which the filters of a web page offer. Each statement reads every task of the
+//! projects once.
 
 use crate::db::Sql;
 use crate::tasks::any_of;

@@ -1,4 +1,4 @@
-//! A SQLite file becomes a PostgreSQL: nothing is missing there, and it goes on where the file ended.
+//! Copies a SQLite file to PostgreSQL: nothing is missing there, and work continues where the file ended.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
 mod common;
@@ -49,7 +49,7 @@ async fn all_of_it_arrives() {
     assert_eq!(new.scalars("a").await.unwrap()[0].value.to_bits(), 0.1_f64.to_bits());
     let lines = new.logs_after("a", 0, 10_000).await.unwrap();
     assert_eq!((lines.len(), lines[7].msg.as_str()), (1200, "7\u{fffd}"));
-    // It goes on: in order, behind what is there.
+    // It continues: in order, behind what is there.
     new.add_logs(&[line(1200)], 9).await.unwrap();
     assert!(new.logs_after("a", 0, 10_000).await.unwrap()[1200].id > lines[1199].id);
     let last = NewTask { id: "d".into(), name: "d".into(), kind: "training".into(), ..NewTask::default() };

@@ -58,7 +58,7 @@ async fn only_a_node_that_agreed_loses_its_run() {
     assert_eq!(lost(&store, 1_000_000).await, [], "the queue holds");
     store.set_requeue("q", Some(10_000)).await.unwrap();
     assert_eq!(lost(&store, 1_000_000).await, [], "the node does not know");
-    // It is told now, and has agreed only with the renewal after that.
+    // This answer names the fence; the node has agreed only with its next renewal.
     assert_eq!(renew(&store, "l1", None, 2).await, Renewed { held: true, fence_ms: Some(10_000) });
     assert_eq!(lost(&store, 1_000_000).await, []);
     renew(&store, "l1", Some(10_000), 4).await;
@@ -87,7 +87,7 @@ async fn the_run_that_was_lost_holds_nothing_and_ends_nothing() {
     assert_eq!(store.end_fenced("t", "l1", s(103)).await.unwrap(), None);
     assert!(renew(&store, "l2", None, 104).await.held);
     assert_eq!(store.task("t").await.unwrap().node.as_deref(), Some("n2"));
-    // The old node's renewals say nothing about the new run.
+    // The old node's renewals do not affect the new run.
     assert_eq!(lost(&store, 1_000_000).await, []);
 }
 
@@ -98,7 +98,7 @@ async fn a_longer_time_counts_when_the_node_obeys_it_and_none_when_it_has_droppe
     start(&store, "n1", "l1", s(0)).await;
     renew(&store, "l1", Some(10_000), 1).await;
     store.set_requeue("q", None).await.unwrap();
-    // The node is told that there is none, and obeys the old one until the server knows that it does not.
+    // The answer reports that there is none. The node obeys the old one until the server knows that it does not.
     assert_eq!(renew(&store, "l1", Some(10_000), 2).await, Renewed { held: true, fence_ms: None });
     assert_eq!(store.fences().await.unwrap()["t"].after_ms, 10_000);
     renew(&store, "l1", None, 4).await;

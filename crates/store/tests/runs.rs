@@ -86,7 +86,7 @@ async fn a_task_that_starts_without_an_agent_has_a_run_too() {
     );
 }
 
-/// A node was lost and its task runs elsewhere. What the first agent reports, even by force, changes nothing.
+/// A node was lost and its task runs elsewhere. Reports of the first agent, even with `force`, change nothing.
 #[tokio::test]
 async fn an_older_run_can_neither_claim_nor_start_nor_end_the_task() {
     let (store, _dir) = open().await;
@@ -108,4 +108,21 @@ async fn an_older_run_can_neither_claim_nor_start_nor_end_the_task() {
     let runs = store.runs("t").await.unwrap();
     assert_eq!((runs[0].outcome, runs[0].why.as_deref()), (Some(TaskStatus::Queued), Some("node lost")));
     assert_eq!((runs[1].outcome, runs[1].lease.as_deref()), (None, Some("new")));
+}
+
+/// An agent that was cut off before it started the task gives it back, and the server did so long ago.
+#[tokio::test]
+async fn a_run_that_was_given_up_cannot_put_itself_back() {
+    let (store, _fresh) = open().await;
+    let give_back = |run, now| Change { force: true, run: Some(run), ..at(now) };
+    let first = store.take_next("q", None, 2).await.unwrap().unwrap().run;
+    assert_eq!(store.reclaim(3, 4).await.unwrap(), ["t"]);
+    let second = store.take_next("q", None, 5).await.unwrap().unwrap().run;
+    store.claim(&claim("second", Some(second)), 6).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &at(7)).await.unwrap();
+    let refused = store.enqueue("t", "q", &give_back(first, 8)).await;
+    assert!(matches!(refused, Err(StoreError::StaleRun { .. })), "another agent runs it");
+    assert_eq!(store.task("t").await.unwrap().index.status, TaskStatus::InProgress);
+    store.enqueue("t", "q", &give_back(second, 9)).await.unwrap();
+    assert_eq!(store.queue("q").await.unwrap().entries.len(), 1, "its own agent may");
 }

@@ -1,4 +1,4 @@
-//! The store's own promises: one state per task, one place per queue, nothing forgotten.
+//! The store's guarantees: one state per task, one place per queue, nothing lost.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -12,7 +12,7 @@ use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
     Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError,
-    TaskClaim, TaskEdit, TaskFilter, Terms, VictimTask, may_follow,
+    TagRule, TaskClaim, TaskEdit, TaskFilter, Terms, VictimTask, may_follow,
 };
 use serde_json::Map;
 
@@ -69,7 +69,7 @@ impl Fixture {
         self.store.create_project(&row).await.unwrap();
         if let Some(gpu) = gpu {
             let quota = ProjectQuota { gpu, ..ProjectQuota::default() };
-            self.store.set_quota(name, Some(&quota), 1).await.unwrap();
+            self.store.set_quota(name, Some(&quota), "", 1).await.unwrap();
         }
     }
 
@@ -446,6 +446,48 @@ async fn a_request_to_stop_stays_until_the_state_changes() {
     f.store.edit_task("a", &says, false, 9).await.unwrap();
     let row = f.store.task("a").await.unwrap();
     assert_eq!((row.status_message.as_str(), row.stop_asked), ("runs on n", false), "a new run");
+}
+
+/// Lists by tag and by a text in the name are the same whichever index answers them.
+#[tokio::test]
+async fn tags_and_texts_that_few_and_many_tasks_have() {
+    let f = open().await;
+    let tags_of = |n: usize| {
+        let mut tags = vec!["common".to_owned()];
+        tags.extend(n.is_multiple_of(500).then(|| "rare".to_owned()));
+        tags.extend(n.is_multiple_of(3).then(|| "NUL \0 ü".to_owned()));
+        tags
+    };
+    let new = |n: usize| NewTask {
+        id: format!("t{n:04}"),
+        name: format!("run {n}"),
+        kind: "training".to_owned(),
+        tags: tags_of(n),
+        ..NewTask::default()
+    };
+    for n in 0..2100 {
+        f.store.create_task(&new(n), 1).await.unwrap();
+    }
+    let by_tag = async |tag: &str| {
+        let rule = TagRule { all: vec![tag.to_owned()], ..TagRule::default() };
+        f.store.task_ids(&TaskFilter { tags: vec![rule], ..TaskFilter::default() }).await.unwrap()
+    };
+    assert_eq!(by_tag("rare").await, ["t2000", "t1500", "t1000", "t0500", "t0000"]);
+    assert_eq!((by_tag("common").await.len(), by_tag("never").await.len()), (2100, 0));
+    assert_eq!(by_tag("NUL \u{fffd} ü").await.len(), 700);
+    let other = TaskEdit { tags: Some(vec!["new".to_owned()]), ..TaskEdit::default() };
+    f.store.edit_task("t1000", &other, false, 2).await.unwrap();
+    f.store.delete_task("t1500", &at(3)).await.unwrap();
+    assert_eq!(by_tag("rare").await, ["t2000", "t0500", "t0000"]);
+    assert_eq!(by_tag("new").await, ["t1000"]);
+
+    let by_name = async |pattern: &str| {
+        let filter = TaskFilter { name_pattern: Some(pattern.to_owned()), ..TaskFilter::default() };
+        f.store.task_ids(&filter).await.unwrap()
+    };
+    assert_eq!(by_name("^run 24+$").await, ["t0244", "t0024"]);
+    assert_eq!((by_name("run").await.len(), by_name("RUN").await.len()), (2099, 0));
+    assert_eq!(by_name("(?i)RUN 77$").await, ["t0077"]);
 }
 
 /// Before there was a column for it, only the message of a running task said that it was asked to stop.

@@ -1,4 +1,4 @@
-//! A database that an older release made goes on where it was; one of a newer release is refused and left as it is.
+//! A database of an older release works with all its data; one of a newer release is refused and not changed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
 use std::path::PathBuf;
@@ -75,7 +75,7 @@ async fn all_that_the_first_release_wrote_is_there() {
     assert_eq!(store.models(&["m1".into()], &[]).await.unwrap()[0].name, "model");
     assert_eq!(store.nodes().await.unwrap()[0].node, "node1");
     assert_eq!(store.events(Some("t-runs"), None, 10).await.unwrap().len(), 1);
-    // What ran has a run.
+    // A task that ran has a run.
     assert_eq!(store.runs("t-failed").await.unwrap()[0].exit_code, Some(3));
     assert_eq!(store.runs("t-waits").await.unwrap(), []);
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the folder with the programs of a Kubernetes cluster: $KUBEBUILDER_ASSETS, or a cache outside the tree, which is filled by
-# building them with Go from the modules beside this file. Exit 77 with a reason where that can't be.
+# Prints the directory of the programs of a Kubernetes cluster: $KUBEBUILDER_ASSETS, or a cache outside the tree, which is filled by
+# building them with Go from the modules next to this file. Exit 77 with a reason where that can't be.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 version=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' "$here/kubernetes/go.mod")
@@ -21,7 +21,8 @@ has_cluster() {
     complete "$cache" && [ -x "$cache/containerd" ]
 }
 
-# NVIDIA's device plugin is another vendor's, and C: where it can't be built the tests beside it are left out, and say so.
+# NVIDIA's device plugin is another vendor's, and C: where it can't be built, the tests next to it are skipped with a
+# reason.
 plugin() {
     (cd "$here/nvidia" && go mod download) >&2 || return 0
     flags='-s -w -extldflags=-Wl,-z,lazy'
@@ -38,7 +39,21 @@ clients() {
     done
 }
 
-if has_cluster && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] && [ -x "$cache/kubectl" ]; then
+# Kueue with its chart, for the soak alone. The checksum database lacks a module that it needs; Kueue's own go.sum, which the
+# database's sum of Kueue covers, has that module's.
+kueue() {
+    (cd "$here/kueue" && go mod download) >&2 || return 0
+    (cd "$here/kueue" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/kueue" tool) >&2 || return 0
+    rm -rf "$1/kueue-chart"
+    cp -R "$(cd "$here/kueue" && go list -m -f '{{.Dir}}' sigs.k8s.io/kueue)/charts/kueue" "$1/kueue-chart"
+    chmod -R u+w "$1/kueue-chart"
+    mv "$work/kueue" "$1/kueue.part" && mv "$1/kueue.part" "$1/kueue"
+}
+wants_kueue() {
+    [ -n "${CANTLE_TEST_KUEUE:-}" ] && ! [ -x "$1/kueue" ]
+}
+
+if has_cluster && ! wants_kueue "$cache" && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] && [ -x "$cache/kubectl" ]; then
     echo "$cache"
     exit 0
 fi
@@ -56,6 +71,7 @@ mkdir -p "$work/clients"
 if has_cluster; then
     [ -x "$cache/nvidia-device-plugin" ] || plugin "$cache"
     [ -x "$cache/kubectl" ] && [ -x "$cache/helm" ] || clients "$cache"
+    ! wants_kueue "$cache" || kueue "$cache"
     echo "$cache"
     exit 0
 fi
@@ -72,7 +88,8 @@ mv "$work/out/server" "$work/out/etcd"
 (cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
 plugin "$work/out"
 clients "$work/out"
-# All of them or none: whoever comes after a half-filled cache would not notice.
+! wants_kueue "$work/out" || kueue "$work/out"
+# All of them or none: a later run would not notice a half-filled cache.
 mkdir -p "$(dirname "$cache")"
 rm -rf "$cache" "$cache.part"
 mv "$work/out" "$cache.part"

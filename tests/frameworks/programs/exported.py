@@ -1,5 +1,5 @@
-"""Memory that is exported as a descriptor and then released, as libraries that share between processes do with all they have: so many
-GiB (the argument), or as many as there are. The descriptors keep it."""
+"""Memory that is exported as a descriptor and then released, as libraries that share between processes do. Exports the given number of
+GiB, or all that can be allocated. The descriptors keep it."""
 
 import ctypes
 import sys

@@ -30,10 +30,11 @@ def main():
     need("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     need("cuCtxSetCurrent", context)
     taken = []
-    while (got := take(256 * MIB))[0] == 0:
-        taken.append(got[1])
+    for size in (256 * MIB, 2 * MIB):
+        while (got := take(size))[0] == 0:
+            taken.append(got[1])
     tell_and_wait(**seen(len(taken)))
-    # What it gives back is there again.
+    # Memory that it frees is available again.
     for pointer in taken[:8]:
         need("cuMemFree_v2", pointer)
     again = sum(take(256 * MIB)[0] == 0 for _ in range(8))

@@ -1,4 +1,4 @@
-"""PyTorch fills what it has to its own OutOfMemoryError, waits, and goes on working. The allocator is whichever PYTORCH_ALLOC_CONF names."""
+"""PyTorch fills its memory up to its own OutOfMemoryError, waits, and continues to work. PYTORCH_ALLOC_CONF names the allocator."""
 
 import torch
 from telling import tell, tell_and_wait
@@ -42,7 +42,7 @@ def graph():
 
 
 def work():
-    """What a job does between allocations: pinned memory, streams, events, kernels."""
+    """The calls of a job between allocations: pinned memory, streams, events, kernels."""
     pinned = torch.empty(4 * MIB, dtype=torch.uint8, pin_memory=True)
     side, event = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""So many processes (the argument) that fill one slice at the same time, each to its own OutOfMemoryError, and go on."""
+"""As many processes as the argument says, which fill one slice at the same time, each to its own OutOfMemoryError, and go on."""
 
 import sys
 
@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 def fill(full, all_there, go_on):
     kept = [torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")]
-    # Whoever comes to a full GPU gets no context.
+    # A process that comes to a full GPU gets no context.
     all_there.wait()
     try:
         while len(kept) < 1000:
@@ -19,7 +19,7 @@ def fill(full, all_there, go_on):
     except torch.OutOfMemoryError as error:
         full.put((len(kept), str(error)))
         go_on.wait()
-        # A job gives something back and goes on.
+        # A job frees some memory and continues.
         del kept[:2]
         torch.cuda.empty_cache()
         again = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")

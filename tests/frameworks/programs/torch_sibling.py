@@ -1,4 +1,4 @@
-"""What PyTorch says is free before, beside and after another process of the same slice; the argument says how that one ends."""
+"""What PyTorch reports as free before, during and after another process of the same slice; the argument selects how that one ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How honest jobs begin: with no more than a context on the GPU, for a while. Which call makes it is the argument."""
+"""The start of honest jobs: only a context on the GPU, for a while. The argument names the call that creates it."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A graph that takes so many GiB (the argument) when it is instantiated, before it is ever launched."""
+"""A graph that takes the GiB that the argument gives when it is instantiated, before it is ever launched."""
 
 import ctypes
 import sys

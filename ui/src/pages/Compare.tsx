@@ -51,7 +51,7 @@ function Parameters({ tasks }: { tasks: ReportedTask[] }) {
       <p>
         <label class="select">
           <input type="checkbox" checked={every} onChange={(event) => setParam("all", event.currentTarget.checked ? "yes" : "")} />
-          <span>Show those that are the same</span>
+          <span>Show equal parameters</span>
         </label>
       </p>
       {shown.length > 0 ? <Table tasks={tasks} shown={shown} /> : <p class="muted">They have the same parameters.</p>}

@@ -19,6 +19,7 @@ const COLUMNS: Column<EventView>[] = [
   },
   { id: "queue", head: "Queue", width: "minmax(5rem, 1fr)", narrow: "hidden", sort: (event) => event.queue ?? "", cell: (event) => event.queue },
   { id: "node", head: "Node", width: "minmax(5rem, 1fr)", narrow: "hidden", sort: (event) => event.node ?? "", cell: (event) => event.node },
+  { id: "who", head: "Who", width: "minmax(4rem, 1fr)", narrow: "hidden", sort: (event) => event.who ?? "", cell: (event) => <span title={event.who}>{event.who}</span> },
   { id: "message", head: "What happened", width: "minmax(9rem, 4fr)", narrow: "below", cell: (event) => (
       <span title={event.message}>
         <Says text={event.message} />
@@ -36,7 +37,7 @@ export function Events() {
       (event) =>
         (!kind || event.kind === kind) &&
         (!task || event.task === task) &&
-        (!text || [event.message, event.queue, event.node, event.task && tasks.value.get(event.task)?.name].some((field) => field?.toLowerCase().includes(text))),
+        (!text || [event.message, event.queue, event.node, event.who, event.task && tasks.value.get(event.task)?.name].some((field) => field?.toLowerCase().includes(text))),
     )
     .reverse();
   return (
@@ -44,7 +45,7 @@ export function Events() {
       <div class="title">
         <h1>Events</h1>
         <div class="filters">
-          <Filter label="Message, task, queue, node" />
+          <Filter label="Message, task, queue, node, who" />
           <Select name="kind" label="Kind" options={[["", "all"], ...kinds.map((name): [string, string] => [name, name])]} />
         </div>
       </div>

@@ -4,6 +4,7 @@ import { bytes, gpuAmount, gpus as inGpus, model, plural } from "../format";
 import { connection, nodes, taskList, tasks } from "../live";
 import { Filter, Select, usePageCli } from "../parts/Controls";
 import { computeWords, GpuBar } from "../parts/GpuBar";
+import { GpuTime } from "../parts/GpuTime";
 import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { GpuView, NodeView, SliceView, TaskView } from "../types";
@@ -99,6 +100,7 @@ function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView)
           ))}
         </ul>
       )}
+      {list && <GpuTime gpu={gpu} find={find} colorOf={colorOf} />}
     </article>
   );
 }

@@ -76,7 +76,7 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
       <dl class="facts">
         <Fact name="Allocated" value={gpuAmount(project.allocated_milli)} swatch="within" />
         {quota && <Fact name="Over quota" value={gpuAmount(project.over_quota_milli)} swatch="over" />}
-        {quota && <Fact name="Deserved" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
+        {quota && <Fact name="Quota" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
         {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
       </dl>
@@ -97,7 +97,7 @@ export function Projects() {
   const all = projects.value ?? [];
   const shown = all.filter((project) => project.name.toLowerCase().includes(text));
   const there = nodes.value.filter((node) => node.alive).reduce((sum, node) => sum + 1000 * node.gpus.length, 0);
-  // One scale for all, so that bars can be compared; a promise may be larger than what is there now.
+  // One scale for all, so that bars can be compared; a guarantee may be larger than the present capacity.
   const whole = Math.max(1, there, ...all.flatMap((p) => [p.allocated_milli, p.deserved_milli, p.limit_milli ?? 0]));
   return (
     <>

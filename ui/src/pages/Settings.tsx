@@ -1,6 +1,7 @@
 import { session } from "../api";
 import { cantle } from "../cli";
 import { usePageCli } from "../parts/Controls";
+import { Sessions } from "../parts/Sessions";
 import { THEMES, chooseTheme, theme } from "../theme";
 
 /** A configuration for ClearML's clients; the secret is known to its owner only, never to this page. */
@@ -18,7 +19,7 @@ function clearmlConf(url: string, accessKey: string): string {
 
 export function Settings() {
   usePageCli(cantle("credentials", "-o", "conf"));
-  const { access_key = "", url = "" } = session.value ?? {};
+  const { access_key = "", url = "", open = false } = session.value ?? {};
   return (
     <>
       <div class="title">
@@ -55,6 +56,7 @@ export function Settings() {
           {clearmlConf(url, access_key ?? "ACCESS KEY")}
         </pre>
       </section>
+      {!open && <Sessions />}
     </>
   );
 }

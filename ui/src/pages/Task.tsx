@@ -17,6 +17,7 @@ import { Scalars } from "../results/Scalars";
 import type { ReportedTask } from "../results/wire";
 import { link } from "../route";
 import type { EventView, Explanation, History, TaskView } from "../types";
+import { Runs } from "./Runs";
 import { State } from "./Tasks";
 
 const FINAL = ["stopped", "completed", "failed", "closed", "published"];
@@ -216,6 +217,7 @@ function Overview({ task, explanation, events }: { task: TaskView; explanation: 
         <h2 id="output">Output</h2>
         <Log task={task.id} live={!FINAL.includes(task.state)} />
       </section>
+      <Runs task={task} />
       {events.length > 0 && (
         <section class="card" aria-labelledby="happened">
           <h2 id="happened">Events</h2>

@@ -1,3 +1,4 @@
+import { session } from "../api";
 import { ActionButton, Filter, Select, usePageCli } from "../parts/Controls";
 import { canRequeue, canStop, requeue, stop } from "../actions";
 import { cantle } from "../cli";
@@ -34,6 +35,7 @@ const COLUMNS: Column<TaskView>[] = [
   { id: "pick", head: "✓", width: "1.1rem", narrow: "hidden", cell: (task) => <Pick task={task} /> },
   { id: "name", head: "Task", width: "minmax(8rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
   { id: "state", head: "State", width: "5.8rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
+  { id: "user", head: "User", width: "minmax(4rem, 1fr)", narrow: "hidden", sort: (task) => task.user, cell: (task) => task.user },
   { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.queue ?? "", cell: (task) => task.queue },
   { id: "project", head: "Project", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.project ?? "", cell: (task) => task.project },
   { id: "gpu", head: "GPUs", width: "3rem", narrow: "hidden", sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
@@ -67,26 +69,46 @@ const COLUMNS: Column<TaskView>[] = [
   },
 ];
 
-/** The tasks that the URL's filters let through. */
+/** The name under which this user's tasks are listed; on an open server all are everybody's. */
+const own = (): string | null => (session.value && !session.value.open ? session.value.user_name : null);
+
+/** The tasks that the URL's filters let through, the user's own first. */
 function filtered(): TaskView[] {
+  const [me, whose] = [own(), param("user")];
   const [status, queue, project, text] = [param("status"), param("queue"), param("project"), param("q").toLowerCase()];
-  return taskList.value.filter(
+  const found = taskList.value.filter(
     (task) =>
+      (!whose || task.user === whose) &&
       (!status || task.state === status) &&
       (!queue || task.queue === queue) &&
       (!project || task.project === project) &&
       (!text || [task.name, task.id, task.reason, task.node].some((field) => field?.toLowerCase().includes(text))),
   );
+  const mine = found.filter((task) => task.user === me);
+  return mine.length === 0 || mine.length === found.length ? found : [...mine, ...found.filter((task) => task.user !== me)];
+}
+
+/** What the user has at this moment. */
+function MyUsage() {
+  const me = own();
+  const [running, queued] = ["in_progress", "queued"].map((state) => taskList.value.filter((task) => task.user === me && task.state === state));
+  if (!me || (running!.length === 0 && queued!.length === 0)) return null;
+  const milli = running!.reduce((sum, task) => sum + task.milli, 0);
+  return (
+    <p role="status" data-testid="usage">
+      My usage: {gpus(milli)} GPUs in {plural(running!.length, "running task")}, {queued!.length} queued
+    </p>
+  );
 }
 
 function cliOfFilters(): string {
-  const flags = ["status", "queue", "project"].flatMap((name) => (param(name) ? [`--${name}`, param(name)] : []));
+  const flags = ["status", "queue", "project", "user"].flatMap((name) => (param(name) ? [`--${name}`, param(name)] : []));
   return cantle("tasks", ...flags);
 }
 
 /** What a table shows, as a file for a spreadsheet. */
 function saveCsv(tasks: TaskView[]): void {
-  const fields = ["id", "name", "project", "queue", "state", "node", "milli", "memory_limit_bytes", "created", "started", "ended", "exit_code", "reason"] as const;
+  const fields = ["id", "name", "user", "project", "queue", "state", "node", "milli", "memory_limit_bytes", "created", "started", "ended", "exit_code", "reason"] as const;
   const cell = (value: unknown) => `"${String(value ?? "").replaceAll('"', '""')}"`;
   const lines = [fields.join(","), ...tasks.map((task) => fields.map((field) => cell(task[field])).join(","))];
   const anchor = document.createElement("a");
@@ -100,6 +122,8 @@ export function Tasks() {
   usePageCli(cliOfFilters());
   const shown = filtered();
   const projects = [...new Set(taskList.value.map((task) => task.project ?? ""))].filter(Boolean).sort();
+  const me = own();
+  const users = [...new Set(taskList.value.map((task) => task.user))].sort((a, b) => Number(b === me) - Number(a === me) || (a < b ? -1 : 1));
   const named = (names: string[]): [string, string][] => names.map((name) => [name, name]);
   return (
     <>
@@ -109,6 +133,7 @@ export function Tasks() {
           <Filter label="Name, id, node, reason" />
           <Select name="status" label="State" options={[["", "all"], ...STATES]} />
           <Select name="queue" label="Queue" options={[["", "all"], ...named(queues.value.map((queue) => queue.name))]} />
+          <Select name="user" label="User" options={[["", "all"], ...named(users)]} />
           <Select name="project" label="Project" options={[["", "all"], ...named(projects)]} />
           {picked().length > 1 && (
             <a class="button" href={link("compare", { tasks: picked().join() })}>
@@ -123,6 +148,7 @@ export function Tasks() {
       <p class="muted" role="status" data-testid="count">
         {shown.length === taskList.value.length ? plural(shown.length, "task") : `${shown.length.toLocaleString("en")} of ${plural(taskList.value.length, "task")}`}
       </p>
+      <MyUsage />
       <Rows label="Tasks" items={shown} columns={COLUMNS} keyOf={(task) => task.id} empty="No task matches." />
     </>
   );

@@ -24,7 +24,18 @@ function tellLast(plot: uPlot): void {
   if (plot.cursor.idx == null && plot.data[0].length > 0) plot.setLegend({ idx: plot.data[0].length - 1 });
 }
 
-function options(props: { lines: Line[]; format: (value: number) => string; label: string }, element: HTMLElement): uPlot.Options {
+interface Shown {
+  lines: Line[];
+  format: (value: number) => string;
+  label: string;
+  /** Where the axis ends, and its ticks; without it the axis fits the values. */
+  scale?: { most: number; steps: number[] };
+}
+
+/** Ticks at powers of two: bytes are counted in them, and for small counts they do as well. */
+const POWERS = Array.from({ length: 48 }, (_, power) => 2 ** power);
+
+function options(props: Shown, element: HTMLElement): uPlot.Options {
   const grid = { stroke: resolved("var(--line)", element), width: 1 };
   const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   const axis = { stroke: resolved("var(--muted)", element), grid, ticks: grid, font: "12px system-ui, sans-serif" };
@@ -34,11 +45,10 @@ function options(props: { lines: Line[]; format: (value: number) => string; labe
     cursor: { y: false },
     legend: { live: true },
     hooks: { ready: [tellLast], setData: [tellLast], setCursor: [tellLast] },
-    scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.08, 1)] } },
+    scales: { y: { range: (_plot, _low, high) => [0, props.scale?.most ?? Math.max(high * 1.08, 1)] } },
     axes: [
       { ...axis, space: 80, values: (_plot, ticks) => ticks.map((tick) => time.format(tick * 1000)) },
-      // Ticks at powers of two: bytes are counted in them, and for small counts they do as well.
-      { ...axis, size: 72, incrs: Array.from({ length: 48 }, (_, power) => 2 ** power), values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) },
+      { ...axis, size: 72, incrs: props.scale?.steps ?? POWERS, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) },
     ],
     series: [
       { label: "at", value: (_plot, value) => (value == null ? "–" : time.format(value * 1000)) },
@@ -59,7 +69,7 @@ function options(props: { lines: Line[]; format: (value: number) => string; labe
 }
 
 /** A time series; the numbers under the pointer are in its legend. */
-export function Chart(props: { history: History; lines: Line[]; format: (value: number) => string; label: string }) {
+export function Chart(props: Shown & { history: History }) {
   const { history, lines, label } = props;
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);

@@ -35,7 +35,7 @@ export function pieces(gpu: GpuView): Piece[] {
     all.push(piece);
     at = piece.from + piece.size;
   }
-  // What rounding to 2 MiB leaves at the end is not worth a piece.
+  // The rest from rounding to 2 MiB gets no piece of its own.
   if (1 - at > 0.001) all.push({ slice: null, from: at, size: 1 - at });
   return all;
 }

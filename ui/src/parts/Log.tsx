@@ -27,7 +27,7 @@ function useLog(task: string, live: boolean): string[] {
         if (fresh.length > 0) setLines((old) => [...old, ...fresh].slice(-KEPT));
         if (page.events.length === PAGE) return void load();
       } catch {
-        // The header says that the connection is lost; the next try may work.
+        // The header reports the lost connection; the next attempt may succeed.
       }
       if (live && !ended) timer = setTimeout(load, PAUSE_MS);
     };

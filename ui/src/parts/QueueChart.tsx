@@ -10,7 +10,7 @@ const REFRESH_MS = 5000;
 export function useHistory(path: string, live: boolean): History | null {
   const [history, setHistory] = useState<History | null>(null);
   useEffect(() => {
-    // A failed read is no loss: the header says that the connection is lost, and the next read comes.
+    // A failed read is no loss: the header reports the lost connection, and the next read follows.
     const load = () => void read<History>(path).then(setHistory, () => undefined);
     load();
     const timer = live ? setInterval(load, REFRESH_MS) : undefined;

@@ -7,7 +7,7 @@ interface Amount {
   label: string;
   of: "gpu" | "cpu" | "memory";
   part: "deserved" | "limit";
-  /** So many of the server's units are one of the form's. */
+  /** Units of the server per unit of the form. */
   unit: number;
   /** What an empty field means. */
   none: string;
@@ -55,7 +55,7 @@ function granted(quota: ProjectQuota, edits: Texts): ProjectQuota {
 export function QuotaForm({ project }: { project?: ProjectView }) {
   const old = project?.quota ?? NO_QUOTA;
   const [name, setName] = useState("");
-  // Only what was typed: what others grant meanwhile shows in the other fields.
+  // Only the edited fields: changes of others meanwhile show in the other fields.
   const [edits, setEdits] = useState<Texts>({});
   const fields = { ...texts(old), ...edits };
   const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, edits));

@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import { logOut, readOnly, session } from "../api";
+import { logOut, may, readOnly, session } from "../api";
 import { connection, taskList } from "../live";
 import { go, link, path } from "../route";
 import { CliBar, Confirm, Outcome, openModal } from "./Controls";
@@ -13,8 +13,12 @@ export const PAGES = [
   ["projects", "Projects", "p"],
   ["nodes", "Nodes", "n"],
   ["events", "Events", "e"],
+  ["audit", "Audit", "a"],
   ["settings", "Settings", "s"],
 ] as const;
+
+/** The pages that this user has something on. */
+const offered = () => PAGES.filter(([id]) => id !== "audit" || may("administer"));
 
 const helpOpen = signal(false);
 
@@ -27,7 +31,7 @@ function useKeys(): void {
       const typing = target.matches("input, select, textarea");
       if (event.key === "Escape" && typing) target.blur();
       if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
-      const page = PAGES.find(([, , key]) => key === event.key);
+      const page = offered().find(([, , key]) => key === event.key);
       if (page && event.timeStamp - afterG < 1000) {
         afterG = 0;
         go(link(page[0]));
@@ -48,7 +52,7 @@ function useKeys(): void {
 function Help() {
   if (!helpOpen.value) return null;
   const keys: [string, string][] = [
-    ...PAGES.map(([, name, key]): [string, string] => [`g ${key}`, name]),
+    ...offered().map(([, name, key]): [string, string] => [`g ${key}`, name]),
     ["/", "Filter"],
     ["Alt ↑ / Alt ↓", "Move the focused task in its queue"],
     ["?", "This list"],
@@ -85,7 +89,7 @@ function Header() {
         cantle
       </a>
       <nav aria-label="Pages">
-        {PAGES.map(([id, name, key]) => (
+        {offered().map(([id, name, key]) => (
           <a key={id} href={link(id)} aria-current={here === id ? "page" : undefined} aria-keyshortcuts={`g ${key}`}>
             {name}
             {id === "queues" && waiting > 0 && (

@@ -28,7 +28,7 @@ function Sample({ url, label }: { url: string; label: string }) {
 
 /** One line of images; the slider goes through its iterations. */
 function Series({ title, events }: { title: string; events: ImageEvent[] }) {
-  // As long as nobody moved the slider it follows the newest one.
+  // Until the slider is moved, it follows the newest one.
   const [chosen, choose] = useState<number | null>(null);
   const at = Math.min(chosen ?? events.length - 1, events.length - 1);
   const event = events[at]!;

@@ -48,7 +48,7 @@ export function Graphs({ graphs }: { graphs: [title: string, lines: Line[]][] })
       {shown.map(([title, lines]) => (
         <ScalarChart key={title} title={title} lines={lines} drawing={drawing()} />
       ))}
-      {graphs.length > 0 && shown.length === 0 && <p class="muted">No graph is called so.</p>}
+      {graphs.length > 0 && shown.length === 0 && <p class="muted">There is no graph of this name.</p>}
     </div>
   );
 }

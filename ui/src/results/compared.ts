@@ -1,4 +1,4 @@
-// Tasks side by side: what one task has under a name, the others may lack.
+// Tasks side by side: a name of one task may be missing in the others.
 
 import type { Line, ReportedTask } from "./wire";
 
@@ -41,7 +41,7 @@ export const differs = ({ values }: Row): boolean => values.some((value) => valu
 /** A value as a cell of a table shows it. */
 export const short = (text: string): string => (text.length > TEXT_LIMIT ? `${text.slice(0, TEXT_LIMIT)}…` : text);
 
-/** One graph for each line that any of the tasks has, with a line for each task. Tasks of one name are told apart by their ids. */
+/** One graph for each line that any of the tasks has, with a line for each task. The id distinguishes tasks of one name. */
 export function sideBySide(metrics: Record<string, Record<string, Record<string, Line>>>, ids: string[]): [title: string, lines: Line[]][] {
   return Object.entries(metrics).flatMap(([metric, variants]) =>
     Object.entries(variants).map(([variant, tasks]): [string, Line[]] => {

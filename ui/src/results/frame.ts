@@ -1,4 +1,4 @@
-// The frame in which plots are drawn: it gets them from the page around it, and tells how high it is.
+// The frame in which plots are drawn: it gets them from the page around it, and reports its height.
 
 import Plotly from "plotly.js-strict-dist-min";
 import "./frame.css";
@@ -42,7 +42,7 @@ function section({ title, iter, plot, problem }: Figure): HTMLElement {
     return box;
   }
   body.className = "plot";
-  // The title stands above; a size that was meant for another page would not fit here.
+  // The title is above; a size that was meant for another page would not fit here.
   const layout = { ...plot.layout, width: undefined, autosize: true };
   draw.set(body, () => {
     Plotly.newPlot(body, plot.data ?? [], layout, CONFIG).then(

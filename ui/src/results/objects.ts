@@ -1,4 +1,5 @@
-// Where artifacts, models and images are. Clients name the file server as they reach it, which may not be how this page does.
+// The addresses of artifacts, models and images. Clients name the file server by their own address for it, which may differ
+// from this page's.
 
 const OBJECTS = "/files/";
 

@@ -11,7 +11,7 @@ export function useAsked<T>(ask: () => Promise<T>, key: string, live = false): {
     const load = () =>
       void ask().then(
         (answer) => !ended && setState({ answer, problem: "" }),
-        // What was answered before stays: the header says if the connection is lost.
+        // The last answer stays: the header reports a lost connection.
         (error) => !ended && setState((old) => ({ ...old, problem: error instanceof ApiError ? error.message : String(error) })),
       );
     load();

@@ -1,4 +1,4 @@
-//! Which packages of the workspace changed, and which depend on them.
+//! Finds the packages of the workspace that changed, and those that depend on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const MAIN: [&str; 2] = ["main", "origin/main"];
 /// Files that every package depends on.
 const EVERYWHERE: [&str; 7] =
     [".cargo/", ".config/", "Cargo.lock", "Cargo.toml", "clippy.toml", "rust-toolchain.toml", "rustfmt.toml"];
-/// What the scenarios' runner reads.
+/// The files that the runner of the scenarios reads.
 const SCENARIOS: &str = "tests/scenarios/";
 
 /// The packages of the workspace.
@@ -32,7 +32,7 @@ pub(super) struct Package {
     pub(super) examples: Vec<String>,
 }
 
-/// What changed.
+/// The changed files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     pub(super) packages: BTreeSet<String>,
@@ -65,7 +65,7 @@ impl Workspace {
         Ok(Changes { packages: names.iter().map(find).collect::<Result<_>>()?, scenarios: false })
     }
 
-    /// What files, named from the root, belong to.
+    /// The packages to which files belong; paths are relative to the root.
     pub(super) fn changed<'a>(&self, files: impl Iterator<Item = &'a str>) -> Changes {
         let mut changes = Changes::default();
         for file in files {

@@ -1,4 +1,4 @@
-//! The test runner cargo-nextest: the one that is installed, or one of our own in `target/tools`.
+//! The test runner cargo-nextest: an installed one, or one in `target/tools`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! What a suite's programs say at their end, as one count.
+//! Adds up the counts that a suite's programs print at their end.
 
 #[derive(Default, Clone, Copy)]
 pub(super) struct Count {

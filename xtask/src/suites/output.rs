@@ -1,4 +1,4 @@
-//! What a program prints, up to its end.
+//! Reads what a program prints, up to its end.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
 use std::process::{Child, ExitStatus};
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// How long after a program's end its output is awaited. A test that fails may leave a process that holds the pipe for as long as it lives.
+/// The time after a program's end for which its output is awaited. A test that fails may leave a process that holds the pipe
+/// for as long as it lives.
 const REST: Duration = Duration::from_secs(5);
 
 /// Gives each line to `line`, and waits for the program's end.

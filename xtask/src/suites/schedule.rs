@@ -1,13 +1,13 @@
-//! Which suite starts next beside those that run.
+//! Chooses the suite that starts next, in parallel to those that run.
 
-/// What a core can do, in the unit of [`Load`].
+/// The capacity of a core, in the unit of [`Load`].
 const CORE: Load = 10;
 
-/// How much of the machine a suite keeps busy, in tenths of a core.
+/// The load of a suite on the machine, in tenths of a core.
 pub(super) type Load = u32;
 
-/// The first of `waiting` for which `cores` have something left beside `running`. A suite that needs more than the machine has
-/// runs alone.
+/// The first of `waiting` for which `cores` have something left next to `running`. A suite that needs more than the machine
+/// has runs alone.
 pub(super) fn next(waiting: &[Load], running: &[Load], cores: usize) -> Option<usize> {
     if running.is_empty() {
         return (!waiting.is_empty()).then_some(0);

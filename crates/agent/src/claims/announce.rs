@@ -1,5 +1,6 @@
-//! A claimed task is announced to the server as started, freshly or again after the server was away.
+//! Announces a claimed task to the server as started; repeats that after the server was unreachable.
 
+use cantle_clearml::leases::GetTaskToken;
 use cantle_clearml::{WireError, subcode, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_node::{Command, NodeError};
@@ -67,8 +68,7 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
         tracing::info!(%task, "not started: it was stopped meanwhile");
         return Ok(Answer::Refused);
     }
-    let token = unless_refused(entry, env.server.new_token().await)?;
-    let Some(token) = token else { return Ok(Answer::Refused) };
+    let Some(token) = unless_refused(entry, token(env, entry).await)? else { return Ok(Answer::Refused) };
     let command = entry.write_command(env, &found, &token);
     let reason = Some("pulled by agent".to_owned());
     let run = entry.job.run;
@@ -82,6 +82,15 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
         write_image_back(env, &found, command).await;
     }
     Ok(Answer::Started(Box::new(found), command))
+}
+
+/// What the task shows the server: a token for this run alone. ClearML's own server has none, so there the task gets one of the agent's.
+async fn token(env: &Environment, entry: &Entry) -> Result<String, WireError> {
+    let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
+    match env.server.call_extended(&GetTaskToken { task, lease }).await? {
+        Some(made) => Ok(made.token),
+        None => env.server.new_token().await,
+    }
 }
 
 /// `None` for a task that the server refuses to hand over: deleted, or another agent has it.
@@ -102,6 +111,6 @@ async fn write_image_back(env: &Environment, task: &tasks::Task, command: &Comma
     let fields = [("container".to_owned(), serde_json::json!(container))].into_iter().collect();
     let edit = tasks::Edit { task: task.id.clone(), force: true, fields };
     if let Err(error) = env.server.call(&edit).await {
-        tracing::warn!(task = %task.id, %error, "its image is not written into the task");
+        tracing::warn!(task = %task.id, %error, "its image is not recorded in the task");
     }
 }

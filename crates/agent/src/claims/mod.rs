@@ -1,5 +1,5 @@
-//! From a placement to a task that the server knows as started: lease, claim, start. In this order, so that a task is never
-//! taken from its queue without a place, and no place is ever taken without a lease on disk.
+//! Turns a placement into a task that the server knows as started: lease, claim, start. The order ensures that a task is
+//! never taken from its queue without a place, and that no place is taken without a lease on disk.
 
 mod announce;
 mod put_back;
@@ -32,7 +32,7 @@ struct Pending {
     state: ClaimState,
 }
 
-/// How far a task is that is not started.
+/// The progress of a task that has not started.
 enum ClaimState {
     /// It has a lease since then. Whether it was taken from its queue is not known: the claim was not sent yet, or the
     /// answer got lost.
@@ -52,7 +52,7 @@ pub(crate) enum Handover {
 }
 
 impl Claims {
-    /// Writes a lease and a job for each placement; gives the leases.
+    /// Writes a lease and a job for each placement; returns the leases.
     ///
     /// # Errors
     /// Names what can't be written. Placements before it stay reserved.
@@ -73,7 +73,7 @@ impl Claims {
         Ok(reserved)
     }
 
-    /// Takes reserved tasks from their queues. Nobody else gets them then.
+    /// Takes reserved tasks from their queues. Then no other agent gets them.
     pub(crate) async fn claim(&mut self, env: &Environment, reserved: Vec<LeaseId>) -> Result<(), WireError> {
         let mut reserved = reserved.into_iter();
         while let Some(lease) = reserved.next() {
@@ -125,8 +125,8 @@ impl Claims {
         self.tasks.leases_where(Pending::is_unsettled)
     }
 
-    /// Removes containers that a former daemon made and did not live to write down: their tasks start again.
-    /// Containers of others on the same engine stay.
+    /// Removes containers that a former daemon created and could not record: their tasks start again. Containers of
+    /// others on the same engine stay.
     ///
     /// # Errors
     /// If the engine does not answer.
@@ -150,7 +150,7 @@ impl Pending {
     /// Drops a lease under which nothing was started.
     fn release(self, env: &Environment) {
         if let Err(error) = self.entry.dir.remove() {
-            tracing::error!(%error, "a dropped job stays on disk");
+            tracing::error!(%error, "the files of a dropped task stay on disk");
         }
         env.free(&self.entry.job.lease);
     }
@@ -189,16 +189,21 @@ fn reserve(
 async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), WireError> {
     let job = &found.get().entry.job;
     let (queue, task) = (job.queue.0.clone(), job.task.0.clone());
-    let request = queues::GetNextTask { queue: queue.clone(), task: Some(task.clone()), get_task_info: None };
+    let request = queues::GetNextTask {
+        queue: queue.clone(),
+        task: Some(task.clone()),
+        get_task_info: None,
+        wait_ms: None,
+    };
     match env.server.call(&request).await {
         Ok(queues::NextTask { entry: Some(got), .. }) if got.task == task => {
             let claimed = found.get_mut();
             claimed.state = ClaimState::Claimed;
-            // Before the server hears that it is started: an agent that finds it so later must know that it was for us.
+            // Before the start is reported to the server: an agent that finds it so later must know that it was for us.
             claimed.entry.job.claimed = true;
             claimed.entry.job.run = got.run;
             if let Err(error) = claimed.entry.dir.write(&claimed.entry.job) {
-                tracing::error!(%error, "that a task is ours is not on disk");
+                tracing::error!(%error, "the claim of a task is not on disk");
             }
             let served = env.queues.iter().find(|served| served.id.0 == queue);
             let name = served.map_or(queue, |served| served.spec.name.clone());
@@ -206,9 +211,9 @@ async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), W
             Ok(())
         }
         Ok(queues::NextTask { entry: Some(other), .. }) => {
-            // ClearML's own server gives the first task, whichever that is by now. The plan was not made for it.
+            // ClearML's own server returns the first task, which may have changed. The plan was not made for it.
             found.remove().release(env);
-            put_back::put_in_front(env, &queue, &other.task).await
+            put_back::put_in_front(env, &queue, &other.task, other.run).await
         }
         Ok(queues::NextTask { entry: None, .. }) => {
             found.remove().release(env);

@@ -1,4 +1,4 @@
-//! Tasks between a queue and a start, where an answer of the server got lost or a former daemon died.
+//! Settles tasks between a queue and a start: an answer of the server got lost, or a former daemon died.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use cantle_clearml::{Listing, StatusReason, WireError, cantle, queues, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 
 use super::{ClaimState, Claims, Handover, Pending};
-use crate::entry::Found;
+use crate::entry::{Entry, Found};
 use crate::environment::Environment;
 use crate::queues::read_backlog;
 use crate::task_record::TaskRecord;
@@ -26,7 +26,7 @@ impl Claims {
                 let why = why.clone();
                 put_back(env, found, &why).await
             }
-            ClaimState::Reserved(since) if is_settled(env, &entry.job, since.elapsed()).await? => {
+            ClaimState::Reserved(since) if is_settled(env, entry, since.elapsed()).await? => {
                 found.remove().release(env);
                 Ok(None)
             }
@@ -45,8 +45,9 @@ impl Claims {
     }
 }
 
-/// Was the task really taken out of its queue when no answer came? If so it goes back to the front.
-async fn is_settled(env: &Environment, job: &TaskRecord, reserved_for: Duration) -> Result<bool, WireError> {
+/// Was the task really taken out of its queue when no answer arrived? If so it goes back to the front.
+async fn is_settled(env: &Environment, entry: &Entry, reserved_for: Duration) -> Result<bool, WireError> {
+    let job = &entry.job;
     let (queue, task) = (&job.queue.0, &job.task.0);
     let backlog = read_backlog(env).await?;
     let is_queued = backlog.values().flat_map(|queue| &queue.waiting).any(|queued| queued.task == *task);
@@ -57,14 +58,27 @@ async fn is_settled(env: &Environment, job: &TaskRecord, reserved_for: Duration)
     if reserved_for < START_GRACE {
         return Ok(false);
     }
-    // cantle's server has given it back by itself, and another agent may have claimed it since: that claim must stay.
-    if holder_of(env, task).await?.is_none() {
-        put_in_front(env, queue, task).await?;
+    // cantle's server requeues unclaimed tasks by itself, and another agent may have claimed it since: that claim must stay.
+    // This agent returns its own tasks that were not recorded (the disk was full).
+    match holder_of(env, task).await? {
+        Some(Some(node)) if node == job.node && is_claimed_by(env, entry).await? => {
+            put_in_front(env, queue, task, None).await?;
+        }
+        Some(_) => {}
+        None => put_in_front(env, queue, task, None).await?,
     }
     Ok(true)
 }
 
-/// Claimed and not started: it goes back where it came from, unless somebody has decided otherwise.
+/// Does this very lease hold the task? It is claimed once more: the server refuses that under any other lease.
+async fn is_claimed_by(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
+    match env.server.call_extended(&entry.report(env, None)).await {
+        Err(error) if error.is_temporary() => Err(error),
+        answer => Ok(answer.is_ok()),
+    }
+}
+
+/// Claimed and not started: it goes back to its queue, unless somebody has decided otherwise.
 pub(super) async fn put_back(
     env: &Environment,
     found: Found<'_, Pending>,
@@ -79,7 +93,7 @@ pub(super) async fn put_back(
             return Ok(Some(Handover::Adopt { entry: found.remove().entry, running: Box::new(running) }));
         }
         Err(error) => {
-            tracing::error!(%error, "a job cannot be taken back yet");
+            tracing::error!(%error, "a task cannot be returned yet");
             return Ok(None);
         }
     }
@@ -87,7 +101,7 @@ pub(super) async fn put_back(
     let why = StatusReason::PutBack(why).to_string();
     match status(env, task).await? {
         Some((TaskStatus::Queued, _)) if !is_elsewhere(env, &entry.job).await? => {
-            put_in_front(env, queue, task).await?;
+            put_in_front(env, queue, task, entry.job.run).await?;
         }
         Some((TaskStatus::InProgress, _)) if !is_elsewhere(env, &entry.job).await? => {
             requeue(env, queue, task, &why).await?;
@@ -103,7 +117,8 @@ pub(super) async fn put_back(
     Ok(None)
 }
 
-/// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` can't say.
+/// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` can't
+/// report it.
 async fn is_elsewhere(env: &Environment, job: &TaskRecord) -> Result<bool, WireError> {
     let node = holder_of(env, &job.task.0).await?.flatten();
     // The job names our node: an agent that is gone may have taken the task under another name.
@@ -152,13 +167,18 @@ async fn status(env: &Environment, task: &str) -> Result<Option<(TaskStatus, Str
     Ok(found.and_then(|found| Some((found.status?, found.status_reason))))
 }
 
-/// Puts a task that was taken out of `queue` back as the next one.
-pub(super) async fn put_in_front(env: &Environment, queue: &str, task: &str) -> Result<(), WireError> {
-    let add = queues::AddTask { queue: queue.to_owned(), task: task.to_owned() };
+/// Puts a task that was taken out of `queue` for this run back as the next one.
+pub(super) async fn put_in_front(
+    env: &Environment,
+    queue: &str,
+    task: &str,
+    run: Option<i64>,
+) -> Result<(), WireError> {
+    let add = queues::AddTask { queue: queue.to_owned(), task: task.to_owned(), run };
     match env.server.call(&add).await {
         Err(error) if error.is_temporary() => return Err(error),
         // It is in a queue already, or gone: then somebody has decided.
-        Err(error) => tracing::info!(%task, %error, "not put back"),
+        Err(error) => tracing::info!(%task, %error, "task is not returned to its queue"),
         Ok(_) => move_to_front(env, queue, task).await?,
     }
     Ok(())

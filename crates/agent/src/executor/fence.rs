@@ -1,7 +1,9 @@
-//! Renews the leases of the tasks that run here. A task that another node may have by now is ended, and nothing of it is reported.
+//! Renews the leases of the tasks that run here. It ends a task that another node may have by now, and reports nothing of
+//! that task.
 //!
-//! The order keeps two nodes from running one task. The supervisor of a task obeys the fence on disk; the server counts on no more
-//! than what a renewal said is on disk. So a longer time is first announced and then used, a shorter one first used and then announced.
+//! The order of steps keeps two nodes from running one task. The supervisor of a task obeys the fence on disk. The server
+//! gives a task away after the time that the last renewal reported. So a longer time is reported before it is used, and a
+//! shorter one is used before it is reported.
 
 use std::time::Duration;
 
@@ -59,7 +61,7 @@ impl Executor {
     }
 }
 
-/// Only a task with a supervisor has somebody who ends it when this agent cannot.
+/// Only a task with a supervisor can be ended when this agent cannot do it.
 fn renewal(run: &Run) -> (LeaseId, LeaseRenewal) {
     let job = &run.entry().job;
     let fence = run.entry().dir.task_directory().fence();
@@ -67,7 +69,7 @@ fn renewal(run: &Run) -> (LeaseId, LeaseRenewal) {
     (job.lease.clone(), LeaseRenewal { task: job.task.0.clone(), lease: job.lease.0.clone(), fence_ms })
 }
 
-/// Moves the fence; gives whether the next renewal says something else than this one.
+/// Moves the fence; returns whether the next renewal differs from this one.
 fn set_fence(run: &Run, said_ms: Option<u64>, renewed: &RenewedLease, asked_ms: u64) -> bool {
     let directory = run.entry().dir.task_directory();
     if !directory.is_supervised() {

@@ -1,5 +1,5 @@
-//! From a task that is announced to processes that run. What takes long (a container's image, an engine that hangs) happens
-//! outside the loop, so that the other tasks go on.
+//! Starts the processes of an announced task. Slow steps (fetching an image, an engine that hangs) run outside the loop, so
+//! that they do not delay other tasks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Launch {
         })
     }
 
-    /// What the task asks for of its GPU's compute time becomes part of its lease.
+    /// The task's request for compute time becomes part of its lease.
     fn set_compute(&mut self) -> Result<(), NodeError> {
         let request = TaskRequest::from_hyperparams(&self.task.hyperparams).ok().flatten();
         let compute = request.unwrap_or_default().compute.share_of(&self.lease.slices)?;

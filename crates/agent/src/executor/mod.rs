@@ -1,5 +1,5 @@
-//! Starts, adopts and stops tasks, and watches those that run. What takes long happens outside the agent's loop and comes
-//! back as an [`Update`].
+//! Starts, adopts and stops tasks, and watches those that run. Slow steps run outside the agent's loop and come back as
+//! an [`Update`].
 
 mod fence;
 mod launch;
@@ -27,11 +27,11 @@ use sentry::Sentry;
 
 pub use stop_requests::AbortCommand;
 
-/// What became of something that happens outside the loop.
+/// The result of a step that runs outside the loop.
 pub(crate) enum Update {
     /// The task was started, or not.
     Started(Box<Result<RunningTask, NodeError>>),
-    /// What was run before the task is stopped has ended, this way.
+    /// The command that runs before the task is stopped has ended, with this result.
     PreStopEnded(String),
     /// The watchdog has found something out.
     Found(Finding),
@@ -119,7 +119,7 @@ impl Executor {
         self.updates.try_recv().ok()
     }
 
-    /// Does what an update asks for; gives the task if it goes elsewhere now.
+    /// Carries out an update; returns the task if it goes elsewhere now.
     pub(crate) fn handle(&mut self, env: &Environment, lease: &LeaseId, update: Update) -> Option<Departure> {
         let mut found = self.tasks.find(lease)?;
         match update {

@@ -1,4 +1,4 @@
-//! One task from its start to its end.
+//! Follows one task from its start to its end.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) struct Run {
     /// When its start began, or since when it is known to run.
     since: Instant,
     pre_stop: Option<PreStop>,
-    /// What was refused to it.
+    /// Its refused allocations.
     refusals: Option<Refusals>,
 }
 
@@ -54,7 +54,7 @@ impl Run {
             None,
             format!("task {name} was started by a former agent; watching it"),
         );
-        // The grace period that it had ended with the former daemon: nobody would kill it any more.
+        // The grace period that it had ended with the former daemon: no process would kill it any more.
         if let Some(stop) = run.entry.stop.clone() {
             run.stop(env, stop);
         }
@@ -112,7 +112,7 @@ impl Run {
         self.entry
     }
 
-    /// Is it running, with nobody stopping it?
+    /// Is it running, and not being stopped?
     pub(super) const fn is_running_unstopped(&self) -> bool {
         self.stopper.is_some() && self.entry.stop.is_none()
     }
@@ -146,7 +146,7 @@ impl Run {
     pub(super) fn stop_within(&mut self, stop: Stop, grace: Duration) {
         let Some(stopper) = self.stopper.clone() else { return };
         if let Err(error) = self.entry.dir.set_stop(&stop) {
-            tracing::error!(%error, "why a task is stopped is not on disk");
+            tracing::error!(%error, "the reason for stopping a task is not on disk");
         }
         self.entry.stop = Some(stop);
         tokio::spawn(async move { stopper.stop(grace).await });
@@ -160,12 +160,12 @@ impl Run {
     pub(super) fn begin_pre_stop(&mut self, stop: Stop, within: Duration) {
         // Now, so that one that ends by itself meanwhile is known to have been stopped, by every agent that sees its end.
         if let Err(error) = self.entry.dir.set_stop(&stop) {
-            tracing::error!(%error, "why a task is stopped is not on disk");
+            tracing::error!(%error, "the reason for stopping a task is not on disk");
         }
         self.pre_stop = Some(PreStop { until: Instant::now() + within, stop });
     }
 
-    /// Stops it if its time is over, whatever the server says meanwhile.
+    /// Stops it if its time is over, independently of the server.
     pub(super) fn end_pre_stop(&mut self, env: &Environment, now: Instant) {
         let is_over = self.pre_stop.as_ref().is_some_and(|pre_stop| now >= pre_stop.until);
         if is_over {
@@ -173,7 +173,7 @@ impl Run {
         }
     }
 
-    /// What was run before it is stopped has ended: now it is stopped.
+    /// The command that runs before the stop has ended: now it is stopped.
     pub(super) fn pre_stop_ended(&mut self, env: &Environment, how: &str) {
         env.note_in_task_log("stop", &self.entry, how);
         self.stop_after_pre_stop(env);
@@ -216,7 +216,7 @@ impl Run {
             line
         });
         if let Err(error) = entry.dir.set_outcome(outcome) {
-            tracing::error!(%error, "how a task ended is not on disk");
+            tracing::error!(%error, "the result of a task is not on disk");
         }
         if let Some(line) = refused {
             env.note_in_task_log("refuse", &entry, &line);

@@ -1,4 +1,4 @@
-//! What needs no server: refused allocations, what the watchdog found out, and stops that are due.
+//! The checks that need no server: refused allocations, findings of the watchdog, and stops that are due.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Run {
     /// Reports what the watchdog found out; the task is ended already if it was to be.
     pub(super) fn found(&mut self, env: &Environment, finding: Finding) {
         match finding {
-            Finding::Suspect(why) | Finding::Unseen(why) => {
+            Finding::Suspect(why) | Finding::Trouble(why) => {
                 count(&mut env.meter.counts().watchdog, "warn");
                 env.note_in_task_log("watch", self.entry(), &why);
             }

@@ -1,5 +1,5 @@
-//! The watchdog of an agent. It has a thread of its own, which neither the server nor a slow disk holds up, and ends a task itself;
-//! the executor hears of it and reports it.
+//! The watchdog of an agent. It has a thread of its own, which neither the server nor a slow disk delays. It ends a task
+//! itself; the executor receives the finding and reports it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -44,7 +44,7 @@ impl Drop for Sentry {
         self.watched = Arc::default();
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It has nothing to say that could fail this.
+            // Its result cannot fail this.
             let _ = thread.join();
         }
     }
@@ -57,10 +57,10 @@ fn lock(watched: &Watched) -> MutexGuard<'_, BTreeMap<LeaseId, Stopper>> {
 fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
     let mut watchdog = Watchdog::default();
     while let Some(alive) = watched.upgrade() {
+        let began = Instant::now();
         let known = lock(&alive).clone();
         let ours = |lease: &LeaseId| known.contains_key(lease);
-        for (lease, finding) in watchdog.scan(env.driver.as_ref(), &env.node, &env.gpus, ours, Instant::now())
-        {
+        for (lease, finding) in watchdog.scan(env.driver.as_ref(), &env.node, &env.gpus, ours, began) {
             let is_to_end = matches!(finding, Finding::Guilty(_)) && env.config.watch == Watch::Kill;
             let stopper = known.get(&lease).filter(|_| is_to_end);
             // First, so that the reason is known when the end is.
@@ -69,7 +69,9 @@ fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
                 stopper.kill_now();
             }
         }
+        watchdog.news().into_iter().for_each(|what| env.note("gpu", None, None, what));
         drop(alive);
-        thread::park_timeout(LOOK_INTERVAL);
+        // The duration of a scan does not delay the next one.
+        thread::park_timeout(LOOK_INTERVAL.saturating_sub(began.elapsed()));
     }
 }

@@ -1,5 +1,5 @@
-//! Requests to stop a task, read from the server at every poll. A task may ask for time before it is stopped, for its
-//! abort callback.
+//! Requests to stop a task, read from the server at every poll. A task may request time for its abort callback before
+//! it is stopped.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -28,8 +28,8 @@ const TIMEOUT: &str = "_abort_callback_timeout";
 const POLL: &str = "_abort_poll_freq";
 const COMPLETED: &str = "_abort_callback_completed";
 
-/// What an administrator has run for a task that is a plain command before it is stopped
-/// (`CLEARML_AGENT_ABORT_CALLBACK_CMD`). Code of ClearML's SDK has it run by ClearML's own agent.
+/// The administrator's command that runs before a plain command is stopped (`CLEARML_AGENT_ABORT_CALLBACK_CMD`). Code
+/// of ClearML's SDK has it run by ClearML's own agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbortCommand {
     /// Program and arguments.
@@ -38,7 +38,7 @@ pub struct AbortCommand {
     pub within: Duration,
 }
 
-/// A task's request for time when it is stopped. It sees the request to stop by itself, and says when it is done.
+/// A task's request for time when it is stopped. It sees the request to stop by itself, and reports when it is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AbortCallback {
     within: Duration,
@@ -65,10 +65,10 @@ impl AbortCallback {
 }
 
 impl Executor {
-    /// Asks the server, in one call, whether somebody wants one of our tasks stopped.
+    /// Asks the server, in one call, for requests to stop our tasks.
     pub(crate) async fn handle_aborts(&mut self, env: &Environment) -> Result<(), WireError> {
         let is_watched = |run: &Run| {
-            // What the server requests of a task that is being preempted is not in the task's status.
+            // The status of a task does not show the server's request to preempt it.
             let is_preempted = matches!(run.pre_stop(), Some(PreStop { stop: Stop::Preempted(_), .. }));
             run.is_running_unstopped() && !is_preempted
         };
@@ -92,7 +92,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Stops our tasks that the server has evicted for others, as gently as if somebody had asked for it.
+    /// Stops our tasks that the server has evicted for others, as gently as after a user's request.
     pub(crate) async fn handle_evictions(
         &mut self,
         env: &Environment,
@@ -205,13 +205,13 @@ async fn run_to_end(
     })
 }
 
-/// What ClearML's agent takes for a request to stop.
+/// The states that ClearML's agent treats as a request to stop.
 fn requested_stop(task: Option<&tasks::Task>) -> Option<Stop> {
     let Some(task) = task else { return Some(Stop::Superseded) };
     match task.status? {
         TaskStatus::InProgress => match StopRequest::parse(&task.status_message)? {
             StopRequest::Abort => Some(Stop::Aborted),
-            // Each answer about the fleet says so, and for which task.
+            // Each answer about the fleet names them, and the task for which each is stopped.
             StopRequest::Evict => None,
         },
         TaskStatus::Completed | TaskStatus::Publishing | TaskStatus::Unknown => None,

@@ -1,7 +1,8 @@
-//! Quotas: what the server says about projects, what is held elsewhere, and which task has to stop for which.
+//! Quotas: what the server reports about projects, what other nodes hold, and which tasks have to stop for others.
 //!
-//! The server decides on an eviction first: the plan's request is sent to it, and what it accepts comes back with every
-//! [`Fleet`] until the task has stopped. So the eviction is carried out once, whichever process is killed in between.
+//! The server decides on an eviction first. The agent sends the plan's request to it, and an accepted eviction comes
+//! back with every [`Fleet`] until the task has stopped. So the eviction is carried out once, even if a process is
+//! killed in between.
 
 use cantle_clearml::WireError;
 use cantle_clearml::quotas::{Evict, Fleet, GetFleet};
@@ -10,14 +11,14 @@ use cantle_sched::Eviction;
 
 use crate::environment::Environment;
 
-/// What is under quotas, anywhere; empty if nothing is.
+/// The use under quotas in the whole fleet; empty without quotas.
 pub(crate) async fn read_fleet(env: &Environment) -> Result<Fleet, WireError> {
     let queues = env.queues.iter().map(|queue| queue.id.0.clone()).collect();
     let request = GetFleet { node: env.node_name.clone(), queues };
     Ok(env.server.call_extended(&request).await?.unwrap_or_default())
 }
 
-/// Asks the server for what the plan wants to stop. If it accepts, gives the fleet with the accepted evictions.
+/// Asks the server to accept the evictions of the plan. If it accepts, returns the fleet with the accepted evictions.
 pub(crate) async fn request_evictions(
     env: &Environment,
     evictions: Vec<Eviction>,

@@ -1,4 +1,5 @@
-//! The requests of past tasks: placement expects more of the same. They are on disk, so that a new daemon knows them too.
+//! The requests of past tasks, from which placement predicts future ones. They are on disk, so that a new daemon knows
+//! them too.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ impl History {
         Self { path, observed: observed.unwrap_or_default() }
     }
 
-    /// What to expect.
+    /// The expected demand.
     pub(crate) fn mix(&self) -> Mix {
         self.observed.mix()
     }

@@ -1,5 +1,5 @@
-//! At which hours tasks are taken: a queue's tags have precedence over the worker's properties, and both over `--uptime`
-//! and `--downtime`, as with ClearML's agent.
+//! The hours in which the agent takes tasks. As with ClearML's agent, a queue's tags have precedence over the worker's
+//! properties, and both over `--uptime` and `--downtime`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -34,7 +34,7 @@ pub use schedule::{Hours, Schedule, ScheduleError};
 /// The longest time between two plans while a task waits: others' use of the GPUs changes unannounced.
 const REPLAN_EVERY: Duration = Duration::from_secs(2);
 
-/// What a plan is made from, as far as changes of it are announced.
+/// The inputs of a plan whose changes are announced.
 #[derive(PartialEq, Eq)]
 struct Announced {
     backlog: Backlog,
@@ -43,11 +43,11 @@ struct Announced {
     fleet: Fleet,
 }
 
-/// What the server says that a plan is made from.
+/// The inputs of a plan that come from the server.
 pub(crate) struct PlanInputs {
     /// The tasks that the plan considers.
     backlog: Backlog,
-    /// What they ask for, by task.
+    /// Their requests, by task.
     requests: BTreeMap<String, TaskRequest>,
     pub(crate) fleet: Fleet,
 }
@@ -104,7 +104,7 @@ impl Planner {
             Ok(leases) => Some(leases.into_iter().map(|lease| lease.id).collect()),
             Err(error) => {
                 if FALLBACKS.count(Fallback::UnreadableLeases, &error.to_string()) {
-                    tracing::warn!(%error, "leases cannot be read: whether they changed is not known");
+                    tracing::warn!(%error, "leases cannot be read: changes are not detected");
                 }
                 None
             }
@@ -136,7 +136,7 @@ impl Planner {
         let waiting = inputs.backlog.values().map(|queue| queue.waiting.len()).sum::<usize>();
         let span = info_span!("plan", waiting, placed = Empty, evictions = Empty).entered();
         if env.config.allocation_mode.is_gpuless() {
-            // What another agent runs takes nothing from us.
+            // Tasks of another agent take nothing from this one.
             leases.retain(|lease| own.leases.contains(&lease.id));
         }
         let queues = inputs.queues(env);
@@ -176,7 +176,7 @@ impl Planner {
         }
         for wait in &plan.waits {
             let known = self.waits.get(&wait.task.0);
-            // Which task is in front of it changes with every start. That it waits, and what the first ones lack, is noted.
+            // The task in front of it changes with every start, so only the first such reason is recorded.
             let is_new = known.is_none() || !matches!(wait.reason, Reason::Behind { .. });
             if is_new && known != waits.get(&wait.task.0) {
                 env.note("wait", Some(&wait.task.0), Some(&wait.queue), format!("waits: {}", wait.reason));
@@ -208,8 +208,8 @@ impl PlanInputs {
     }
 }
 
-/// What these tasks ask for. The amount of GPU counts in `NAME=task` queues only; the kind of GPU, and CPU and memory,
-/// count everywhere.
+/// The requests of these tasks. The amount of GPU counts in `NAME=task` queues only; the kind of GPU, and CPU and
+/// memory, count everywhere.
 async fn read_requests(
     env: &Environment,
     backlog: &Backlog,
@@ -236,7 +236,9 @@ async fn read_requests(
 /// The tasks that a plan considers; under quotas those that the server names: the first of each project.
 fn considered(mut backlog: Backlog, fleet: &Fleet) -> Backlog {
     let named: BTreeSet<&str> = fleet.waiting.iter().map(|waiting| waiting.task.as_str()).collect();
+    let held_back: BTreeSet<&str> = fleet.held_back.iter().map(String::as_str).collect();
     for waiting in backlog.values_mut().map(|queue| &mut queue.waiting) {
+        waiting.retain(|queued| !held_back.contains(queued.task.as_str()));
         if fleet.projects.is_empty() {
             waiting.truncate(HEAD_LIMIT);
         } else {
@@ -262,6 +264,20 @@ fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queues::QueueBacklog;
+
+    #[test]
+    fn tasks_over_the_limit_of_their_user_are_in_no_plan() {
+        let queued = |task: &str| Queued { task: task.to_owned(), added_ms: 0 };
+        let queue = QueueBacklog { force: None, waiting: vec![queued("a"), queued("b")] };
+        let backlog = Backlog::from([("q".into(), queue)]);
+        let fleet = Fleet { held_back: vec!["a".to_owned()], ..Fleet::default() };
+        let left = considered(backlog, &fleet);
+        assert_eq!(
+            left.values().flat_map(|queue| &queue.waiting).map(|q| q.task.as_str()).collect::<Vec<_>>(),
+            ["b"]
+        );
+    }
 
     #[test]
     fn leases_that_cannot_be_read_are_not_taken_for_none() {

@@ -1,4 +1,4 @@
-//! `--uptime` and `--downtime`: at which hours the daemon takes tasks, in ClearML's words.
+//! Parses `--uptime` and `--downtime`, the hours in which the daemon takes tasks, in ClearML's syntax.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ const DAYS: [(&str, Weekday); 7] = [
     ("SAT", Weekday::Saturday),
 ];
 
-/// When the daemon takes tasks. Tasks that run go on, whatever the hour.
+/// When the daemon takes tasks. Running tasks continue at any hour.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
     /// At any time.
@@ -36,7 +36,7 @@ pub struct Hours {
     of_day: [u32; 7],
 }
 
-/// What is wrong with a piece of a schedule.
+/// An error in a part of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{given}\" is not HOURS DAYS ({why}); write for example \"17-20 TUE\" or \"0-8,20-24 SUN,MON-FRI\""

@@ -1,5 +1,5 @@
 //! Child workers: a task that runs with others is a worker of its own on the server, as with ClearML's agent. Its web page
-//! then shows which task has what of which GPU, and stock agents of the same name see those GPUs as taken.
+//! then shows the slices of each task, and stock agents of the same name see those GPUs as taken.
 
 use cantle_clearml::workers::{MachineStats, Register, StatusReport, Unregister};
 use cantle_clearml::{WireError, accept_refusal};

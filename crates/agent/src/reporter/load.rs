@@ -1,4 +1,4 @@
-//! Load of the machine, as ClearML's web page draws it.
+//! The load of the machine, for the graphs of ClearML's web page.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 const MIB: f64 = 1024.0 * 1024.0;
 const KIB_PER_MIB: f64 = 1024.0;
-/// The unit of the kernel's counts, whatever the disk's own sectors are.
+/// The unit of the kernel's counts, independent of the disk's own sectors.
 const SECTOR_BYTES: u64 = 512;
 
 /// Processor time since boot, in ticks.
@@ -31,7 +31,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Load since the last call. What can't be read is left out: a gap, not a zero.
+    /// Load since the last call. Unreadable values are omitted: a gap, not a zero.
     pub(crate) fn stats(&mut self, driver: &dyn Driver, gpus: &[Gpu]) -> MachineStats {
         let mut stats = MachineStats::default();
         if let Some(now) = fs::read_to_string("/proc/stat").ok().as_deref().and_then(ticks) {

@@ -1,4 +1,4 @@
-//! What a task prints, on its way to the server.
+//! Sends what a task prints to the server.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};

@@ -1,4 +1,5 @@
-//! Tells the server: that the agent lives, that its tasks do, who holds what, what tasks print, and how they ended.
+//! Reports to the server: the liveness of the agent and its tasks, the slices that are held, the output of tasks, and
+//! their results.
 
 mod children;
 mod load;
@@ -62,7 +63,7 @@ impl Reporter {
         self.ended.get(lease)
     }
 
-    /// Whatever is due now.
+    /// Sends all reports that are due now.
     pub(crate) async fn report(
         &mut self,
         env: &Environment,
@@ -141,7 +142,7 @@ fn queue_ids(env: &Environment) -> Vec<String> {
     env.queues.iter().map(|queue| queue.id.0.clone()).collect()
 }
 
-/// Who holds what on the node, and why tasks wait.
+/// The slices that are held on the node, and the reasons why tasks wait.
 pub(crate) async fn report_node(
     env: &Environment,
     waiting: Vec<cantle::WaitReport>,

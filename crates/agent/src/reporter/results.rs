@@ -1,4 +1,4 @@
-//! From the end of a process to a result on the server.
+//! Turns the end of a process into a result on the server.
 
 use cantle_clearml::events::ReportedEvent;
 use cantle_clearml::leases::{EndFenced, LeaseRenewal, RenewLeases};
@@ -14,7 +14,7 @@ use crate::task_record::{Outcome, Stop};
 /// ClearML's words for the end of a task that went with its agent.
 const SHUT_DOWN: &str = "user abort";
 
-/// What the server hears about a task that has ended.
+/// The report to the server about a task that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Report {
     Completed,
@@ -30,7 +30,7 @@ fn report_of(exit: &Outcome, stop: Option<&Stop>) -> Report {
     match (stop, exit.code, &exit.message) {
         (Some(Stop::Superseded), _, _) => Report::Nothing,
         (Some(Stop::Enforced(why)), _, _) => Report::Failed(why.clone()),
-        // Whatever code these ended with: a program that cleans up after SIGTERM may well return 0.
+        // With any exit code: a program that cleans up after SIGTERM may well return 0.
         (Some(Stop::Preempted(why)), _, _) => Report::GivenBack(why.clone()),
         (Some(Stop::Aborted), _, _) => Report::Stopped(ABORTED),
         (Some(Stop::Shutdown), _, _) => Report::Stopped(SHUT_DOWN),
@@ -64,15 +64,15 @@ impl Reporter {
             }
             children::dismiss(env, entry).await?;
             if let Err(error) = found.remove().dir.remove() {
-                tracing::error!(%error, "a delivered task stays on disk");
+                tracing::error!(%error, "the files of a reported task stay on disk");
             }
         }
         Ok(())
     }
 }
 
-/// Is the task still ours? After this answer it stays ours until the end is reported: the server gives a task to another node only
-/// while a renewal says that this one has ended it.
+/// Is the task still ours? After this answer it stays ours until the end is reported: the server gives a task to another
+/// node only after a renewal has reported that this one has ended it.
 async fn is_held(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     let leases = vec![LeaseRenewal { task, lease, fence_ms: None }];

@@ -1,4 +1,4 @@
-//! Daemons killed at random instants: no task is forgotten, none is run twice.
+//! Daemons killed at random instants: no task is lost, none runs twice.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

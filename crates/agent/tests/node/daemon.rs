@@ -1,4 +1,4 @@
-//! `cantle daemon`.
+//! Tests of `cantle daemon`.
 
 use cantle_model::{Bytes, GpuRequest, Milli, TaskStatus};
 use serde_json::json;
@@ -156,7 +156,7 @@ fn killed_daemon(place: &Place) {
         place.leases().iter().filter(|lease| lease.leader.is_some()).count() == 2
     });
     first.kill();
-    // One ends while nobody looks; the other goes on.
+    // One ends while no daemon runs; the other continues.
     release(place, "short");
     let leases = place.leases();
     assert_eq!(leases.len(), 2, "a killed daemon frees nothing");
@@ -167,7 +167,7 @@ fn killed_daemon(place: &Place) {
     assert_eq!(still[0].leader, leases.iter().find(|lease| lease.id == still[0].id).unwrap().leader);
     release(place, "go");
     assert_eq!(cluster.wait(&long, TaskStatus::Failed).exit_code, Some(4));
-    // What was on its way when the daemon was killed may come twice; nothing is lost or out of order.
+    // Output that was in transit when the daemon was killed may arrive twice; nothing is lost or out of order.
     let log = cluster.log(&long);
     let mut lines: Vec<&str> = log.lines().collect();
     lines.dedup();

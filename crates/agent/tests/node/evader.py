@@ -1,4 +1,4 @@
-"""Takes GPU memory past the shim: a copy of the driver's library that nobody has mounted anything over."""
+"""Takes GPU memory past the shim: a copy of the driver's library without a mounted filter."""
 import ctypes
 import sys
 import time

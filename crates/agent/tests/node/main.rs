@@ -1,7 +1,7 @@
 //! The agent as processes on simulated GPUs: several at a time, killed at will.
 //!
-//! This program is all of them: without a role it runs the tests, with one it is `cantle run` or a daemon, and it is the
-//! supervisor of their tasks as the cantle binary is. Needs the simulated driver that `make build` puts into `dist`.
+//! One program plays all of them: without a role it runs the tests; with a role it is `cantle run`, a daemon, or the
+//! supervisor of a task, as the cantle binary is. Needs the simulated driver that `make build` puts into `dist`.
 
 #![allow(
     clippy::unwrap_used,

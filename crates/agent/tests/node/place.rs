@@ -1,4 +1,4 @@
-//! A folder with simulated GPUs of its own, and the processes that use them.
+//! A directory with simulated GPUs of its own, and the processes that use them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use cantle_driver::Installation;
 use cantle_model::Lease;
 use cantle_node::NodeStore;
 
-/// Three GPUs that nobody else knows.
+/// Three GPUs that no other test uses.
 pub(crate) struct Place {
     root: tempfile::TempDir,
 }
@@ -26,7 +26,7 @@ impl Place {
         let lib = root.path().join("lib");
         fs::create_dir_all(lib.join("shim")).unwrap();
         symlink(dist.canonicalize().unwrap(), lib.join("sim")).unwrap();
-        // What the shim does is tested elsewhere; the tasks here never open it. It only says of which version it is.
+        // The shim is tested elsewhere; the tasks here never open it. It only reports its version.
         let note: Vec<u8> = cantle_ledger::NOTE.iter().flat_map(|word| word.to_ne_bytes()).collect();
         for name in ["libcuda.so.1", "libnvidia-ml.so.1", "libcantle-preload.so"] {
             fs::write(lib.join("shim").join(name), &note).unwrap();

@@ -1,4 +1,4 @@
-//! What this program is besides a test.
+//! The other programs that this test binary can be.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `cantle run`.
+//! Tests of `cantle run`.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Who takes more than he was given.
+//! Tasks that take more than their slice.
 
 use std::process::{Child, Command, Stdio};
 
@@ -19,7 +19,7 @@ fn script(place: &Place, mebibytes: u64) -> String {
     let copy = place.path().join("private-copy.so");
     std::fs::copy(place.lib_dir().join("sim/libcuda.so.1"), &copy).unwrap();
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node/evader.py");
-    // The simulated driver of these tests is in a folder, which its programs have to be told.
+    // The simulated driver of these tests is in a directory that its programs get by a variable.
     let (copy, state) = (copy.display(), place.sim_dir());
     format!("CANTLE_SIM_DIR={} exec python3 {program} {copy} {mebibytes}", state.display())
 }
@@ -62,7 +62,7 @@ fn foreign(place: &Place) {
     assert_eq!(
         place.run("0.125", 0, "true").status().unwrap().code(),
         Some(0),
-        "an eighth is left beside it"
+        "an eighth is left next to it"
     );
     held.into_iter().for_each(|mut run| drop(run.wait()));
     assert!(foreign.0.try_wait().unwrap().is_none(), "cantle did not start it, so cantle does not end it");

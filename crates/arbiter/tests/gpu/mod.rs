@@ -1,5 +1,5 @@
-//! A GPU and its tenants in steps of 10 µs: a model for the tests of the arbiter. It is no model of a GPU's speed: what it has is
-//! what a share can fail by, namely queues, kernels that can't be stopped, contexts served in turn, and ends that are noticed late.
+//! A GPU and its tenants in steps of 10 µs: a model for the tests of the arbiter. It does not model a GPU's speed. It models
+//! what can break a share: queues, kernels that cannot be stopped, contexts served in turn, and ends that are noticed late.
 #![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ pub(crate) const MS: u64 = 1_000 * US;
 const STEP: u64 = 10 * US;
 /// The driver's time slice of a context.
 const TURN: u64 = 2 * MS;
-/// How often a thread at the gate looks at its fences, and the arbiter at everything.
+/// Poll interval of a thread at the gate for its fences, and of the arbiter for everything.
 const POLL: u64 = 100 * US;
 /// A thread submits its next window once less than this is left in flight.
 const REFILL: u64 = 400 * US;
@@ -51,7 +51,7 @@ struct Client {
     next_context: usize,
     submitted_ns: u64,
     ended_ns: u64,
-    /// What it has noticed, and when.
+    /// The ends that it has noticed, with their times.
     confirmed_ns: u64,
     looked_ns: u64,
     idle_until_ns: u64,

@@ -1,4 +1,4 @@
-//! From text to values, in one pass.
+//! The parser: from text to values, in one pass.
 
 use serde_json::{Map, Number, Value};
 
@@ -25,7 +25,7 @@ struct Parser<'a> {
     rest: &'a str,
     text: &'a str,
     env: &'a dyn Fn(&str) -> Option<String>,
-    /// What was read so far; `${path}` refers to it.
+    /// The values that were read so far; `${path}` refers to them.
     root: Map<String, Value>,
     depth: usize,
 }

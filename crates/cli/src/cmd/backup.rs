@@ -1,4 +1,4 @@
-//! `cantle backup` and `cantle restore`: all that a server keeps, in one file.
+//! `cantle backup` and `cantle restore`: all data of a server, in one file.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

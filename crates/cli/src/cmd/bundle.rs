@@ -1,4 +1,5 @@
-//! `cantle doctor --bundle`: what a maintainer needs to see of a machine, in one file that its owner can read first.
+//! `cantle doctor --bundle`: what a maintainer needs to know about a machine, in one file that its owner can read
+//! first.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,7 +17,8 @@ use crate::error::{CliError, ErrorKind};
 
 /// Only the end of a log is of interest.
 const LOG_BYTES: usize = 256 << 10;
-/// Variables whose values say how programs find the driver; of others that concern cantle only the names are written.
+/// Variables whose values determine how programs find the driver; of cantle's other variables, only the names are
+/// written.
 const VARIABLES: [&str; 6] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -79,7 +81,7 @@ fn versions(context: &Context) -> String {
     )
 }
 
-/// What this process may do, and where it looks for libraries.
+/// The privileges of this process, and its search path for libraries.
 fn process() -> String {
     let status = read(Path::new("/proc/self/status"));
     let wanted = ["Uid:", "Gid:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:", "NSpid:"];
@@ -99,7 +101,7 @@ fn process() -> String {
     text
 }
 
-/// How the directories are mounted that cantle and drivers use.
+/// The mounts of the directories that cantle and drivers use.
 fn mounts() -> String {
     const WANTED: [&str; 9] = ["/", "/run", "/dev", "/tmp", "/usr", "/var", "/proc", "/sys", "/opt"];
     let table = read(Path::new("/proc/self/mounts"));
@@ -246,7 +248,7 @@ fn end_of(path: &Path) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(LOG_BYTES)..]).into_owned()
 }
 
-/// A line that names a secret is cut after the name: what follows may be the secret, in whatever form.
+/// A line that names a secret is cut after the name: the following text may be the secret, in any form.
 fn without_secrets(text: &str) -> String {
     let cut = |line: &str| {
         let low = line.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! `cantle check …`: checks something other than this machine, and says what it lacks.
+//! `cantle check …`: checks something other than this machine, and reports what it lacks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::context::{CommandResult, Context, runtime};
 /// `cantle check …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum CheckCommand {
-    /// Check a cluster: whether cantle can run there, what is missing, what to do
+    /// Check a cluster: whether cantle can run there, what is missing, and how to fix it
     Kubernetes(KubernetesArgs),
 }
 
@@ -41,6 +41,7 @@ fn checkups(survey: &Survey) -> Vec<Checkup> {
     all.extend(engines(&survey.nodes));
     all.extend(kubelets(survey));
     all.extend(device_plugin(survey));
+    all.extend(fractioning(survey));
     all.extend(parts(&survey.parts));
     all.push(devices(survey));
     all.push(injector(survey));
@@ -50,7 +51,7 @@ fn checkups(survey: &Survey) -> Vec<Checkup> {
     all
 }
 
-/// How many pods are named.
+/// Maximum number of pods that are named.
 const NAMED: usize = 3;
 
 /// `4 pods (a/b, a/c, a/d, …)`
@@ -85,11 +86,10 @@ fn quotas(survey: &Survey) -> Option<Checkup> {
         return None;
     }
     let found = format!(
-        "{} of requests.nvidia.com/gpu: pods with slices do not count",
+        "{} of requests.nvidia.com/gpu: not counted for pods with slices",
         survey.void_quotas.join(", ")
     );
-    let hint =
-        "docs/kubernetes.md, Quotas: limit shared.gpu.cantle.dev.deviceclass.resource.k8s.io/devices as well";
+    let hint = "docs/kubernetes.md, Quotas: a quota without scopes is counted, where webhook.packing is on and the path is dra";
     Some(not(Severity::Warning, "quotas", found, hint))
 }
 
@@ -116,7 +116,7 @@ fn path(survey: &Survey) -> Checkup {
     good("path", said("claims (DRA): shares, whole GPUs and MIG instances mixed"))
 }
 
-/// What each kind of device needs of the API server.
+/// The features of the API server that each kind of device needs.
 const GATES: [(&str, &str); 3] = [
     ("DRAConsumableCapacity", "shares of a GPU"),
     ("DRAPartitionableDevices", "MIG instances"),
@@ -204,6 +204,22 @@ fn device_plugin(survey: &Survey) -> Vec<Checkup> {
     by_resource.into_iter().map(judged).collect()
 }
 
+fn fractioning(survey: &Survey) -> Option<Checkup> {
+    let theirs: Vec<String> =
+        survey.nodes.iter().filter(|node| node.is_fractioned).map(|node| node.name.clone()).collect();
+    let both = survey.nodes.iter().filter(|node| node.is_fractioned && node.is_published).count();
+    if theirs.is_empty() {
+        return None;
+    }
+    let found = format!("KAI or Run:ai set limits on {}", counted(theirs.len(), "node"));
+    if both == 0 {
+        return Some(good("NvFractions", found));
+    }
+    let found = format!("{found}, cantle on the same GPUs of {both} of them ({})", theirs.join(", "));
+    let hint = "one of the two per node: keep cantle away (node.nodeSelector), or their daemon";
+    Some(not(Severity::Bad, "NvFractions", found, hint))
+}
+
 fn parts(parts: &[Part]) -> Vec<Checkup> {
     if parts.is_empty() {
         let hint = "helm install cantle charts/cantle --namespace cantle-system --create-namespace";
@@ -282,6 +298,7 @@ mod tests {
             kubelet: kubelet.to_owned(),
             engine: engine.to_owned(),
             is_published: true,
+            is_fractioned: false,
             is_reserving: false,
             ..SurveyedNode::default()
         }
@@ -363,6 +380,7 @@ mod tests {
         };
         assert_eq!(instances(true), [("NVIDIA's device plugin", Severity::Warning)]);
         assert_eq!(instances(false), []);
+        assert_eq!(with(&|s| s.nodes[0].is_fractioned = true), [("NvFractions", Severity::Bad)]);
         assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Severity::Bad)]);
         assert_eq!(with(&|s| s.has_classes = false), [("devices", Severity::Bad)]);
         let label = ("label gpu-memory has no effect".to_owned(), vec!["a/b".to_owned(); 4]);

@@ -1,4 +1,4 @@
-//! `cantle gpus`, `why` and `projects` in a cluster without a server of cantle's: read from the cluster itself.
+//! `cantle gpus`, `why` and `projects` for a cluster without a cantle server: read from the cluster itself.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::out::{Column, Format};
 /// Set in every pod.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
-/// Where the answer comes from.
+/// The source of the answer.
 #[derive(Args, Debug)]
 pub(crate) struct ClusterArg {
     /// Ask the Kubernetes cluster of this kubeconfig, not a server of cantle's [default in a pod: its cluster, if no server is
@@ -45,7 +45,7 @@ const GPU_COLUMNS: [Column<GpuReport>; 8] = [
     Column { head: "GPU", wide: false, cell: |g| g.index.to_string() },
     Column { head: "NAME", wide: false, cell: |g| g.model.clone() },
     Column { head: "STATE", wide: false, cell: |g| g.state.clone() },
-    Column { head: "GIVEN", wide: false, cell: |g| Milli(g.given_milli).to_string() },
+    Column { head: "ALLOCATED", wide: false, cell: |g| Milli(g.given_milli).to_string() },
     Column { head: "LIMITS / TOTAL", wide: false, cell: limits },
     Column { head: "PODS", wide: false, cell: |g| g.pods.join(" ") },
     Column { head: "UUID", wide: true, cell: |g| g.uuid.clone() },
@@ -55,9 +55,10 @@ fn limits(gpu: &GpuReport) -> String {
     format!("{} / {}", Bytes(gpu.given_bytes), Bytes(gpu.memory_bytes))
 }
 
-const NAMESPACE_COLUMNS: [Column<NamespaceReport>; 5] = [
+const NAMESPACE_COLUMNS: [Column<NamespaceReport>; 6] = [
     Column { head: "NAMESPACE", wide: false, cell: |n| n.namespace.clone() },
     Column { head: "ALLOCATED", wide: false, cell: |n| Milli(n.given_milli).to_string() },
+    Column { head: "QUOTA", wide: false, cell: |n| n.quota_gpus.clone().unwrap_or_else(|| "-".to_owned()) },
     Column { head: "MEMORY", wide: false, cell: |n| Bytes(n.given_bytes).to_string() },
     Column { head: "RUNNING", wide: false, cell: |n| n.running.to_string() },
     Column { head: "WAITING", wide: false, cell: |n| n.waiting.to_string() },

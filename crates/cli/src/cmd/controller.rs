@@ -30,15 +30,15 @@ enum ControllerCommand {
     Node(node::NodeArgs),
     /// Run tasks of ClearML's queues as pods, up to the limit of each queue
     Queues(queues::QueuesArgs),
-    /// Run the scheduler extender of the classic path: tells kube-scheduler which node and which GPU
+    /// Run the scheduler extender of the classic path: chooses node and GPU for kube-scheduler
     Extender(extender::ExtenderArgs),
-    /// Run the injector: adds what a pod needs that requests a share of a GPU in ClearML's or Run:ai's words
+    /// Run the injector: translates the labels and annotations of ClearML and Run:ai with which pods request a share of a GPU
     Webhook(webhook::WebhookArgs),
-    /// Copy cantle's libraries out of the image, to where the node's container engine finds them
+    /// Copy cantle's libraries from the image to a directory where the node's container engine finds them
     Libraries(libraries::LibrariesArgs),
 }
 
-/// Runs one of them until it is told to stop.
+/// Runs one of them until a signal stops it.
 pub(crate) fn controller(context: &Context, args: ControllerArgs) -> CommandResult {
     match args.command {
         ControllerCommand::Node(node) => node::node(context, args.kubeconfig.as_deref(), node),

@@ -1,4 +1,4 @@
-//! `cantle credentials`: the local server's keys.
+//! `cantle credentials`: prints the local server's keys.
 
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ const KEY_COLUMNS: [Column<CredentialsFile>; 3] = [
     Column { head: "SECRET KEY", wide: false, cell: |k| k.secret_key.clone() },
 ];
 
-/// Prints the keys, as `clearml.conf` if that format was asked for.
+/// Prints the keys, as `clearml.conf` if that format was requested.
 pub(crate) fn credentials(context: &Context, args: &CredentialsArgs) -> CommandResult {
     let state = &context.dirs.state;
     let found = if args.read_only {

@@ -1,5 +1,5 @@
-//! `cantle daemon`: an agent. It takes the whole command line of `clearml-agent daemon`, so that a unit file needs only another
-//! program.
+//! `cantle daemon`: an agent. It accepts the whole command line of `clearml-agent daemon`, so that a unit file needs only
+//! another program name.
 
 mod background;
 mod running;
@@ -84,7 +84,7 @@ pub(crate) struct DaemonArgs {
     foreign: ForeignArgs,
 }
 
-/// How ClearML's own agent sets up and runs code of the SDK inside the slice.
+/// The options by which ClearML's own agent sets up and runs code of the SDK inside the slice.
 #[derive(Args, Debug)]
 struct SdkArgs {
     /// User for git repositories of tasks
@@ -93,7 +93,7 @@ struct SdkArgs {
     /// Password or token for git repositories of tasks
     #[arg(long, value_name = "TOKEN", env = "CLEARML_AGENT_GIT_PASS", hide_env_values = true)]
     git_pass: Option<String>,
-    /// Install nothing for tasks: everything they need is there already
+    /// Install nothing for tasks: all that they need is already installed
     #[arg(long)]
     standalone_mode: bool,
     /// Compile tasks' Python code with optimization; give it twice for more
@@ -139,7 +139,7 @@ impl ForeignArgs {
         self.docker_args_filters.as_ref().is_some_and(|filters| !filters.is_empty())
     }
 
-    /// An option that was given and asks for what this agent does not do.
+    /// A given option that requests something that this agent does not do.
     fn refused(&self) -> Option<&'static str> {
         self.use_owner_token
             .then_some("--use-owner-token: only ClearML's paid server lends the tokens of tasks' owners")
@@ -170,7 +170,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     if let Some(why) = args.foreign.refused() {
         return Err(CliError::new(ErrorKind::Usage, why).with_hint("leave it out"));
     }
-    // What can be refused is refused before anything goes to the background.
+    // All checks run before the agent goes to the background.
     cantle_agent::check(&config)?;
     (config.server, config.credentials) = connect::address(context)?;
     config.tls = context.global.tls();
@@ -233,7 +233,7 @@ fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<AgentConf
     Ok(config)
 }
 
-/// What tasks get, by the command line.
+/// The GPUs of tasks, from the command line.
 fn allocation_mode(args: &DaemonArgs) -> Result<AllocationMode, CliError> {
     let (flag, mode) = match args.services_mode {
         None if args.cpu_only => ("--cpu-only", AllocationMode::NoGpu),
@@ -254,7 +254,7 @@ fn allocation_mode(args: &DaemonArgs) -> Result<AllocationMode, CliError> {
         None => Ok(mode),
         Some((other, _)) => {
             let why = format!("{flag} and {other}: the first gives tasks no GPU, the second does");
-            Err(CliError::new(ErrorKind::Usage, why).with_hint("leave one out"))
+            Err(CliError::new(ErrorKind::Usage, why).with_hint("omit one"))
         }
     }
 }

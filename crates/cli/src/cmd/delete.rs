@@ -1,4 +1,4 @@
-//! `cantle tasks delete`: tasks that ended, with all that they left.
+//! `cantle tasks delete`: deletes ended tasks with all their data.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct DeleteArgs {
     /// Tasks in this state [default: completed, failed, stopped, closed]
     #[arg(long, value_name = "STATE")]
     status: Vec<TaskStatus>,
-    /// Tasks that ended longer ago than this (30m, 12h, 7d)
+    /// Tasks that ended longer ago than this time (30m, 12h, 7d)
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     older_than: Option<Duration>,
     /// Keep the files of artifacts, models and debug samples
@@ -109,6 +109,7 @@ fn chosen(server: &Connection, args: &DeleteArgs) -> Result<Vec<TaskView>, CliEr
         project: args.project.clone(),
         user: None,
         limit: Some(LIMIT),
+        older_than: None,
     };
     let mut found = server.call(&request)?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|task| task.id == **id)) {
@@ -149,7 +150,7 @@ fn refusal(task: &TaskView) -> CliError {
     }
 }
 
-/// Asks whoever sits there.
+/// Asks the person at the terminal.
 fn confirm(context: &Context, chosen: &[TaskView]) -> Result<(), CliError> {
     if !out::has_somebody_to_ask() {
         let error = CliError::new(

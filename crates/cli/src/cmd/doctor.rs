@@ -1,4 +1,4 @@
-//! `cantle doctor`: what this machine has, what it lacks, what to do.
+//! `cantle doctor`: reports what this machine has, what it lacks, and what to do about it.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `cantle explain`: a page for everything that cantle prints by a short name, and for its exit codes.
+//! `cantle explain`: a page for each short name that cantle prints, and for its exit codes.
 
 use std::ffi::OsStr;
 use std::process::ExitCode;

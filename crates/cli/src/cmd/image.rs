@@ -24,7 +24,7 @@ pub(crate) struct ImageSliceArgs {
     dir: PathBuf,
 }
 
-/// Stands in for a lease id.
+/// Used in place of a lease id.
 const LEASE: &str = "image";
 
 /// Prints the limit in bytes, as it is enforced.
@@ -35,7 +35,7 @@ pub(crate) fn slice(context: &Context, args: &ImageSliceArgs) -> CommandResult {
         let why = format!("--limit {}: it must be more than --context {}", args.limit, args.context);
         return Err(CliError::new(ErrorKind::Usage, why));
     }
-    // Which GPUs a container will see is not known when its image is made.
+    // The GPUs of a container are unknown when its image is built.
     let any = GpuLimit { uuid: ANY_GPU, limit_bytes, context_bytes };
     host::create(&args.dir, LEASE, &[any; MAX_GPUS]).map_err(as_kind(ErrorKind::Failed))?;
     context.printer.data(&limit_bytes.to_string());

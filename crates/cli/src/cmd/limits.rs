@@ -1,4 +1,4 @@
-//! `cantle limits`: inside a task, what it may use, what it uses, and whether that is enforced.
+//! `cantle limits`: inside a task, its limits, its use, and whether the limits are enforced.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ const COLUMNS: [Column<Limit>; 7] = [
     Column { head: "LEASE", wide: true, cell: |l| l.lease.clone() },
 ];
 
-/// What was asked for; the driver's division is `even`.
+/// The request; the driver's division is `even`.
 fn compute(limit: &Limit) -> String {
     limit.compute.as_ref().map_or_else(|| "even".to_owned(), ComputeView::asked)
 }
@@ -56,6 +56,7 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
         request_milli: had.share.request_milli.0,
         limit_milli: had.share.limit_milli.map(|limit| limit.0),
         share_ppm: had.share_ppm,
+        gpu_time_us: had.granted_us,
         gate_wait_us: had.gate_wait_us,
     });
     let limits: Vec<Limit> = snapshot
@@ -79,7 +80,8 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
         .with_hint("see cantle explain not-enforced"))
 }
 
-/// Where the runtime put the slice: a fixed directory in a mount namespace, otherwise the one that the environment names.
+/// The place where the runtime puts the slice: a fixed directory in a mount namespace, otherwise the one that the
+/// environment names.
 #[expect(clippy::disallowed_methods, reason = "written by cantle's own runtime for this task")]
 fn slice_dir() -> Option<PathBuf> {
     let mounted = Path::new("/run/cantle/slice");

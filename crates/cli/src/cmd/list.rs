@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, GpuView, NodeView, TaskView};
 use cantle_clearml::{WireError, subcode};
-use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
+use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus};
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use crate::complete;
 use crate::connect::{Connection, no_task, not_there};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
-use crate::out::{Column, Printer};
+use crate::out::{Column, Printer, ago};
 
 /// `cantle tasks`
 #[derive(Args, Debug)]
@@ -47,9 +47,9 @@ pub(crate) struct TasksArgs {
 /// What can be done with many tasks.
 #[derive(Subcommand, Debug)]
 enum TasksCommand {
-    /// Delete tasks that ended, with their output, their files on the server and their unpublished models
+    /// Delete ended tasks, with their output, their files on the server and their unpublished models
     Delete(DeleteArgs),
-    /// List all runs of a task: when, where, with what and why each ended
+    /// List all runs of a task: time, node, slices, and the reason why each ended
     Runs(RunsArgs),
 }
 
@@ -94,6 +94,7 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         project: args.project,
         user: args.user,
         limit: Some(args.limit.into()),
+        older_than: None,
     };
     let found = Connection::open(context)?.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
@@ -129,22 +130,39 @@ const GPU_COLUMNS: [Column<NodeGpu>; 10] = [
     Column { head: "NODE", wide: false, cell: |g| g.node.clone() },
     Column { head: "GPU", wide: false, cell: |g| g.gpu.index.to_string() },
     Column { head: "NAME", wide: false, cell: |g| g.gpu.model.clone() },
-    Column { head: "MODE", wide: false, cell: |g| mode(g.gpu.mode).to_owned() },
+    Column { head: "MODE", wide: false, cell: |g| state(&g.gpu) },
     Column { head: "SLICES", wide: false, cell: |g| bar(&g.gpu) },
-    Column { head: "GIVEN", wide: false, cell: |g| amount(g.gpu.allocated_milli) },
+    Column { head: "ALLOCATED", wide: false, cell: |g| amount(g.gpu.allocated_milli) },
     Column { head: "USED / LIMIT / TOTAL", wide: false, cell: |g| use_of(&g.gpu) },
-    Column { head: "TASKS", wide: false, cell: |g| g.gpu.slices.len().to_string() },
+    Column { head: "TASKS", wide: false, cell: |g| tasks_on(&g.gpu) },
     Column { head: "COMPUTE", wide: true, cell: |g| compute(&g.gpu) },
     Column { head: "UUID", wide: true, cell: |g| g.gpu.uuid.clone() },
 ];
 
-/// What each slice has of the compute time, with its letter in [`bar`]; `even` where the driver divides.
+/// Each slice's share of the compute time, with its letter in [`bar`]; `even` where the driver divides.
 fn compute(gpu: &GpuView) -> String {
     let lettered = gpu.slices.iter().zip(('A'..='Z').cycle());
     let shares: Vec<String> = lettered
         .filter_map(|(slice, letter)| Some(format!("{letter} {}", slice.compute.as_ref()?)))
         .collect();
     if shares.is_empty() { "even".to_owned() } else { shares.join("; ") }
+}
+
+/// Its mode, and the reason if it is out of service: `idle`, `shared, Xid 79 (GPU has fallen off the bus)`.
+fn state(gpu: &GpuView) -> String {
+    let mode = mode(gpu.mode);
+    gpu.fault.as_ref().map_or_else(|| mode.to_owned(), |fault| format!("{mode}, {fault}"))
+}
+
+/// The number of tasks, with the names of those that could evade their limit: `2`, `2 (B privileged: 3f2a…)`.
+fn tasks_on(gpu: &GpuView) -> String {
+    let count = gpu.slices.len();
+    let lettered = gpu.slices.iter().zip(('A'..='Z').cycle());
+    let loose: Vec<String> = lettered
+        .filter(|(slice, _)| slice.enforcement == Some(Enforcement::PrivilegedMountNamespace))
+        .map(|(slice, letter)| format!("{letter} privileged: {}", slice.task))
+        .collect();
+    if loose.is_empty() { count.to_string() } else { format!("{count} ({})", loose.join(", ")) }
 }
 
 /// GPUs of the nodes that are up, with their slices.
@@ -167,9 +185,13 @@ const NODE_COLUMNS: [Column<NodeView>; 6] = [
     Column { head: "NODE", wide: false, cell: |n| n.node.clone() },
     Column { head: "STATE", wide: false, cell: |n| if n.alive { "up" } else { "gone" }.to_owned() },
     Column { head: "GPUS", wide: false, cell: |n| n.gpus.len().to_string() },
-    Column { head: "GIVEN", wide: false, cell: |n| amount(n.gpus.iter().map(|g| g.allocated_milli).sum()) },
+    Column {
+        head: "ALLOCATED",
+        wide: false,
+        cell: |n| amount(n.gpus.iter().map(|g| g.allocated_milli).sum()),
+    },
     Column { head: "QUEUES", wide: false, cell: queues_of },
-    Column { head: "LAST SEEN", wide: true, cell: |n| n.last_seen.clone() },
+    Column { head: "LAST SEEN", wide: true, cell: |n| ago(Some(&n.last_seen)) },
 ];
 
 /// Nodes that ever reported.
@@ -179,16 +201,17 @@ pub(crate) fn nodes(context: &Context) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-const EVENT_COLUMNS: [Column<EventView>; 6] = [
+const EVENT_COLUMNS: [Column<EventView>; 7] = [
     Column { head: "TIME", wide: false, cell: |e| e.time.clone() },
     Column { head: "KIND", wide: false, cell: |e| e.kind.clone() },
     Column { head: "TASK", wide: false, cell: |e| or_dash(e.task.as_deref()) },
     Column { head: "QUEUE", wide: true, cell: |e| or_dash(e.queue.as_deref()) },
     Column { head: "NODE", wide: true, cell: |e| or_dash(e.node.as_deref()) },
+    Column { head: "WHO", wide: true, cell: |e| or_dash(Some(e.who.as_str()).filter(|who| !who.is_empty())) },
     Column { head: "MESSAGE", wide: false, cell: |e| e.message.clone() },
 ];
 
-/// What happened, oldest first.
+/// The events, oldest first.
 pub(crate) fn events(context: &Context, args: EventsArgs) -> CommandResult {
     let request = GetEvents { task: args.task, after: None, limit: Some(args.limit.into()) };
     let events = Connection::open(context)?.call(&request)?.events;
@@ -278,7 +301,19 @@ mod tests {
             mode: GpuMode::Shared,
             allocated_milli: millis.iter().sum(),
             slices: millis.iter().map(slice).collect(),
+            fault: None,
         }
+    }
+
+    #[test]
+    fn who_could_evade_a_limit_is_named() {
+        let mut shared = gpu(&[250, 250]);
+        shared.slices[0].enforcement = Some(Enforcement::MountNamespace);
+        assert_eq!((tasks_on(&shared), state(&shared)), ("2".to_owned(), "shared".to_owned()));
+        shared.slices[1].enforcement = Some(Enforcement::PrivilegedMountNamespace);
+        assert_eq!(tasks_on(&shared), "2 (B privileged: t)");
+        shared.fault = Some("Xid 79".to_owned());
+        assert_eq!(state(&shared), "shared, Xid 79");
     }
 
     #[test]
@@ -290,6 +325,7 @@ mod tests {
             request_milli: 250,
             limit_milli: Some(600),
             share_ppm: Some(247_300),
+            gpu_time_us: 4_000_000,
             gate_wait_us: 12_345_678,
         });
         assert_eq!(compute(&shared), "B fair 0.25, at most 0.6, had 0.247, waited 12.3 s");

@@ -1,15 +1,17 @@
-//! `cantle login`: who you are, from the identity provider of the server.
+//! `cantle login`: logs a person in with the identity provider of the server.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_clearml::Client;
+use cantle_clearml::sessions::{EndSessions, GetSessions};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::connect::server_url;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind};
+use crate::host::host_name;
 use crate::logged_in::Login;
 
 /// `cantle login`
@@ -24,10 +26,7 @@ pub(crate) struct LoginArgs {
 pub(crate) fn login(context: &Context, args: &LoginArgs) -> CommandResult {
     let (printer, state) = (context.printer, &context.dirs.state);
     if args.forget {
-        if !Login::forget(state)? {
-            printer.say("there is no login on this machine");
-        }
-        return Ok(ExitCode::SUCCESS);
+        return forget(context);
     }
     let url = server_url(context)?;
     let client = Client::with_token(&url, String::new(), &context.global.tls())?;
@@ -45,11 +44,39 @@ pub(crate) fn login(context: &Context, args: &LoginArgs) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Ends the login at its server, and removes it from this machine in any case.
+fn forget(context: &Context) -> CommandResult {
+    let (printer, state) = (context.printer, &context.dirs.state);
+    let Some(kept) = Login::read(state).ok().flatten() else {
+        if !Login::forget(state)? {
+            printer.say("there is no login on this machine");
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (tls, url) = (context.global.tls(), kept.url.clone());
+    let ended = kept.usable(state, &tls).and_then(|(url, token)| {
+        let client = Client::with_token(&url, token, &tls)?;
+        runtime()?.block_on(async {
+            let found = client.call(&GetSessions::default()).await?.sessions;
+            if let Some(own) = found.into_iter().find(|session| session.is_own) {
+                client.call(&EndSessions { session: Some(own.id), user: None }).await?;
+            }
+            Ok(())
+        })
+    });
+    Login::forget(state)?;
+    if let Err(error) = ended {
+        printer.say(&format!("removed from this machine; {url} was not asked to end it: {error}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Asks as often as the provider wants to be asked, until the code is confirmed or too old.
 async fn confirmed(client: &Client, begun: &Value) -> Result<Login, CliError> {
     let seconds = |name: &str, default: u64| begun.get(name).and_then(Value::as_u64).unwrap_or(default);
     let interval = Duration::from_secs(seconds("interval", 5).clamp(1, 60));
-    let body = json!({ "device_code": begun.get("device_code") });
+    let machine = host_name().map(|host| format!("cantle on {host}")).unwrap_or_default();
+    let body = json!({ "device_code": begun.get("device_code"), "client": machine });
     let asking = async {
         loop {
             tokio::time::sleep(interval).await;

@@ -1,4 +1,4 @@
-//! `cantle completions | man | reference`: what is generated from the command line's declaration, which is handed in.
+//! `cantle completions | man | reference`: generated from the declaration of the command line, which is an argument.
 
 use std::io::Write;
 use std::path::PathBuf;

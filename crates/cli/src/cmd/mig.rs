@@ -1,4 +1,5 @@
-//! `cantle mig profiles | plan | status`: what the GPUs in MIG mode offer, have, and would get.
+//! `cantle mig profiles | plan | status`: the profiles of the GPUs in MIG mode, their instances, and what a request
+//! would get.
 
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ const DRAWING_WIDTH: usize = 64;
 pub(crate) enum MigCommand {
     /// List the MIG profiles of the GPUs, as reported by their driver
     Profiles,
-    /// Show where an instance for a request would go, what would be destroyed for it, and what would stay
+    /// Show the placement of an instance for a request, the instances that would be destroyed for it, and those that would stay
     Plan(GpuAmount),
     /// List the MIG instances, their owners and their placements
     Status,
@@ -185,7 +186,7 @@ fn drawing(units: u32, places: &[(u32, u32, &str)]) -> String {
     line
 }
 
-/// What a request would get, and what that does to its GPU.
+/// The instance that a request would get, and the effect on its GPU.
 #[derive(Serialize)]
 struct Planned {
     gpu: u32,

@@ -2,9 +2,12 @@
 
 pub(crate) mod backup;
 mod bundle;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod check;
 mod checkup;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod cluster;
+#[cfg(feature = "kubernetes")]
 pub(crate) mod controller;
 pub(crate) mod credentials;
 pub(crate) mod daemon;
@@ -19,12 +22,15 @@ pub(crate) mod login;
 pub(crate) mod manual;
 pub(crate) mod mig;
 pub(crate) mod move_task;
+#[cfg(any(test, not(feature = "kubernetes")))]
+mod no_kubernetes;
 pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod run;
 pub(crate) mod runs;
 mod serve;
 pub(crate) mod server;
+mod sessions;
 pub(crate) mod sim;
 pub(crate) mod simulate;
 pub(crate) mod submit;
@@ -32,3 +38,6 @@ pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod up;
 pub(crate) mod users;
+
+#[cfg(not(feature = "kubernetes"))]
+pub(crate) use no_kubernetes::{check, cluster, controller};

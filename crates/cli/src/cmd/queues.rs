@@ -1,4 +1,4 @@
-//! `cantle queues`: the queues, and what each does with the tasks of a node that is gone.
+//! `cantle queues`: lists the queues, and sets what each does with the tasks of a lost node.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(crate) struct QueuesArgs {
 
 #[derive(Subcommand, Debug)]
 enum QueuesCommand {
-    /// Set what the queue does with the tasks of a node that is gone
+    /// Set what the queue does with the tasks of a lost node
     Set(SetArgs),
 }
 
@@ -35,7 +35,7 @@ struct SetArgs {
     /// The queue
     #[arg(value_name = "QUEUE", add = ArgValueCompleter::new(complete::queues))]
     queue: String,
-    /// Queue a task again when its node was silent for this time (10m, at least 10s); a node that cannot reach the server for so long
+    /// Queue a task again when its node was silent for this time (10m, at least 10s); a node that cannot reach the server for this time
     /// ends the task by itself. `never`: the node holds the task until it is back
     #[arg(long, value_name = "TIME|never", value_parser = requeue_after)]
     requeue_after: After,

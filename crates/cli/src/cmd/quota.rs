@@ -1,4 +1,4 @@
-//! `cantle projects | quota`: what projects are entitled to, and what they have.
+//! `cantle projects | quota`: the quotas of projects, and what they hold.
 
 use std::process::ExitCode;
 
@@ -22,7 +22,7 @@ pub(crate) enum QuotaCommand {
         #[arg(value_name = "PROJECT")]
         project: Option<String>,
     },
-    /// Set a project's quota; what is not named stays as it is
+    /// Set a project's quota; omitted values do not change
     Set(QuotaArgs),
     /// Remove a project's own quota; its tasks then count against the nearest parent project that has one
     Unset {
@@ -91,19 +91,19 @@ impl<T> From<OrNone<T>> for Option<T> {
     }
 }
 
-fn or_none<T>(
+pub(crate) fn or_none<T>(
     parse: fn(&str) -> Result<T, String>,
 ) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone + Send + Sync {
     move |text| if text == "none" { Ok(OrNone::None) } else { parse(text).map(OrNone::Some) }
 }
 
-fn gpus(text: &str) -> Result<Milli, String> {
+pub(crate) fn gpus(text: &str) -> Result<Milli, String> {
     text.parse().map_err(|error: AmountError| error.to_string())
 }
 
 const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
     Column { head: "PROJECT", wide: false, cell: |p| p.name.clone() },
-    Column { head: "DESERVED", wide: false, cell: |p| of_quota(p, p.deserved_milli) },
+    Column { head: "QUOTA", wide: false, cell: |p| of_quota(p, p.deserved_milli) },
     Column { head: "FAIR SHARE", wide: false, cell: |p| of_quota(p, p.fair_share_milli) },
     Column { head: "ALLOCATED", wide: false, cell: |p| number(p.allocated_milli) },
     Column { head: "OVER QUOTA", wide: false, cell: |p| of_quota(p, p.over_quota_milli) },

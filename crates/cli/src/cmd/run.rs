@@ -1,4 +1,4 @@
-//! `cantle run`: one task now, here, in its slice.
+//! `cantle run`: runs one task now, on this machine, in a slice.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `cantle tasks runs TASK`: every time that a task ran.
+//! `cantle tasks runs TASK`: all runs of a task.
 
 use std::process::ExitCode;
 

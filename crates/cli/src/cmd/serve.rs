@@ -1,4 +1,5 @@
-//! What `cantle up` and `cantle daemon` share: the queues and GPUs that an agent serves, in the words of `clearml-agent daemon`.
+//! What `cantle up` and `cantle daemon` share: the queues and GPUs that an agent serves, in the syntax of `clearml-agent
+//! daemon`.
 
 mod policy;
 
@@ -27,7 +28,7 @@ pub(super) struct ServeArgs {
     /// GPUs of this machine: 0-2, 0,1 or all; or existing MIG instances: 0:0,0:1 or MIG-…
     #[arg(long, value_name = "LIST", num_args = 1..)]
     pub(super) gpus: Vec<String>,
-    /// Put these GPUs into MIG mode and give out instances of them: 0,2=dynamic. GPUs in MIG mode are used this way anyway
+    /// Put these GPUs into MIG mode and create instances on them: 0,2=dynamic. GPUs that are already in MIG mode need no option
     #[arg(long, value_name = "LIST=dynamic", value_parser = mig_gpus)]
     mig: Option<GpuList>,
     /// What to do with MIG instances that cantle did not create: busy leaves them alone, destroy destroys unused ones
@@ -106,7 +107,7 @@ fn mig_gpus(text: &str) -> Result<GpuList, String> {
     GpuList::parse(&[list.to_owned()]).map_err(|error| format!("--mig {text}: {error}"))
 }
 
-/// What the agent does. Server and keys are still to be filled in.
+/// The settings of the agent. Server and keys are still to be filled in.
 pub(super) fn agent_config(
     context: &Context,
     serve: &ServeArgs,
@@ -156,7 +157,7 @@ fn queue(text: &str, is_dynamic: bool) -> Result<QueueSpec, CliError> {
     }
 }
 
-/// How the task that ran an agent ended.
+/// The result of the async task that ran an agent.
 pub(super) fn finished(ended: Result<Result<(), AgentError>, JoinError>) -> Result<(), CliError> {
     Ok(ended.map_err(as_kind(ErrorKind::Failed))??)
 }

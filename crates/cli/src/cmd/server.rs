@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_server::{OidcConfig, Server, TlsFiles};
+use cantle_server::{KubernetesConfig, OidcConfig, Server, TlsFiles};
 use clap::Args;
 
 use crate::context::{CommandResult, Context, runtime};
@@ -28,7 +28,7 @@ pub(super) struct ListenArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
     listen: String,
-    /// The server's certificate, then those of its authorities, in PEM; taken again when the file changes
+    /// The server's certificate, then those of its authorities, in PEM; read again when the file changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The key of the certificate, in PEM
@@ -43,21 +43,39 @@ pub(super) struct ListenArgs {
     /// Address of the server for clients, if it is another one than that of --listen
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Let people log in with this identity provider (OpenID Connect); as its tokens name it
+    /// Issuer of the identity provider (OpenID Connect) with which people log in, as written in its tokens
     #[arg(long, value_name = "URL", requires = "oidc_client_id")]
     oidc_issuer: Option<String>,
-    /// This server at the identity provider
+    /// Client id of this server at the identity provider
     #[arg(long, value_name = "ID", requires = "oidc_issuer")]
     oidc_client_id: Option<String>,
     /// File with the secret of the client [default: a public client]
     #[arg(long, value_name = "FILE", requires = "oidc_issuer")]
     oidc_client_secret_file: Option<PathBuf>,
-    /// Certificates of the authorities that may vouch for the identity provider, in PEM [default: those of the system]
+    /// Certificates of the authorities that cantle trusts for the identity provider, in PEM [default: those of the system]
     #[arg(long, value_name = "FILE", requires = "oidc_issuer")]
     oidc_ca: Option<PathBuf>,
     /// The claim that has the groups of a user
     #[arg(long, value_name = "CLAIM", default_value = "groups")]
     oidc_groups_claim: String,
+    /// Take tokens of Kubernetes that are made for this audience: its users become users here, with the groups that it names
+    #[arg(long, value_name = "AUDIENCE")]
+    kubernetes_tokens: Option<String>,
+    /// Address of the API server that says whose token it is [default: that of the cluster of this pod]
+    #[arg(long, value_name = "URL", requires = "kubernetes_tokens")]
+    kubernetes_api: Option<String>,
+    /// Certificates of the authorities that may vouch for the API server, in PEM [default: those of the pod]
+    #[arg(long, value_name = "FILE", requires = "kubernetes_tokens")]
+    kubernetes_ca: Option<PathBuf>,
+    /// The token that this server shows to the API server; it needs the right to create tokenreviews [default: that of the pod]
+    #[arg(long, value_name = "FILE", requires = "kubernetes_tokens")]
+    kubernetes_token_file: Option<PathBuf>,
+    /// What the kubelet tells each pod
+    #[arg(long, env = "KUBERNETES_SERVICE_HOST", hide = true)]
+    kubernetes_service_host: Option<String>,
+    /// What the kubelet tells each pod
+    #[arg(long, env = "KUBERNETES_SERVICE_PORT", hide = true)]
+    kubernetes_service_port: Option<String>,
     /// Database [default: in the state directory]
     #[arg(
         long = "database",
@@ -81,7 +99,7 @@ pub(super) struct ListenArgs {
     /// Keep events for this time (7d), or `forever`; those of tasks that have not ended stay
     #[arg(long, value_name = "TIME", default_value = "90d", value_parser = values::kept)]
     keep_events: values::Kept,
-    /// Keep the output of tasks that ended for this time (365d), or `forever`
+    /// Keep the output of ended tasks for this time (365d), or `forever`
     #[arg(long, value_name = "TIME", default_value = "forever", value_parser = values::kept)]
     keep_logs: values::Kept,
     /// Keep the audit for this time (365d), or `forever`
@@ -121,6 +139,13 @@ pub(super) async fn bind(
             client_secret: listen.oidc_client_secret_file,
             ca: listen.oidc_ca,
             groups_claim: listen.oidc_groups_claim,
+        }),
+        kubernetes: listen.kubernetes_tokens.map(|audience| KubernetesConfig {
+            audience,
+            api: listen.kubernetes_api,
+            of_pod: listen.kubernetes_service_host.zip(listen.kubernetes_service_port),
+            ca: listen.kubernetes_ca,
+            token_file: listen.kubernetes_token_file,
         }),
         db: listen.db,
         files: listen.files,

@@ -1,4 +1,4 @@
-//! `cantle sim …`, and `--sim-gpus` of every command that uses GPUs: both enter a machine that has simulated ones.
+//! `cantle sim …`, and `--sim-gpus` of every command that uses GPUs: both enter a machine with simulated GPUs.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -25,13 +25,13 @@ pub(crate) enum SimCommand {
 /// `cantle sim machine`
 #[derive(Args, Debug)]
 pub(crate) struct MachineArgs {
-    /// File layout of the driver: debian, rhel, driver-container or wsl
+    /// File layout of the driver: debian, rhel, driver-container, wsl, flatcar, cos or nixos
     #[arg(long, value_name = "LAYOUT", default_value_t = Layout::Debian)]
     layout: Layout,
     /// Its GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB [default: those it has, or 1xA100-40GB]
     #[arg(long, value_name = "SPEC")]
     gpus: Option<String>,
-    /// Version of its driver [default: the one it has, or 550.163.01]
+    /// Version of its driver [default: the one it has, or 580.95.05]
     #[arg(long, value_name = "VERSION")]
     driver: Option<String>,
     /// Program and arguments
@@ -60,17 +60,25 @@ pub(crate) fn machine(context: &Context, args: &MachineArgs) -> CommandResult {
 }
 
 /// Enters the machine with the GPUs of `--sim-gpus` and starts this command again inside, without that option: it then finds
-/// an installed driver and knows of no simulation.
-pub(crate) fn start_again(global: &Global, words: &[OsString]) -> Result<Infallible, CliError> {
+/// an installed driver and knows of no simulation. With `is_from_file` the words have all that `--config` says; the variable that
+/// may name the file would say it once more, the GPUs too.
+pub(crate) fn start_again(
+    global: &Global,
+    words: &[OsString],
+    is_from_file: bool,
+) -> Result<Infallible, CliError> {
     enter(&global.directories()?, global.sim_gpus.clone())?;
-    again(words)
+    again(words, is_from_file)
 }
 
-fn again(words: &[OsString]) -> Result<Infallible, CliError> {
+fn again(words: &[OsString], is_from_file: bool) -> Result<Infallible, CliError> {
     let program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     let mut command = Command::new(program);
     if let Some(name) = words.first() {
         command.arg0(name);
+    }
+    if is_from_file {
+        command.env_remove(crate::config::VARIABLE);
     }
     become_command(command.args(without_options(words.get(1..).unwrap_or_default())))
 }
@@ -129,7 +137,7 @@ pub(crate) fn truth(context: &Context) -> CommandResult {
         Err(_) => {
             enter(&context.dirs, None)?;
             let words: Vec<OsString> = std::env::args_os().collect();
-            return again(&words).map(|never| match never {});
+            return again(&words, false).map(|never| match never {});
         }
     };
     if context.printer.format == Format::Json {

@@ -1,4 +1,4 @@
-//! `cantle simulate`: the scheduler on scenarios, and on a trace.
+//! `cantle simulate`: runs the scheduler on scenarios and on traces.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ struct ReplayArgs {
     #[arg(long, value_name = "X", requires = "trace", conflicts_with = "dynamic", default_value = "1.3",
         value_parser = inflation)]
     inflate: f64,
-    /// Let tasks come and go at the trace's own times, and wait when there is no capacity
+    /// Let tasks arrive and end at the trace's own times, and wait when there is no capacity
     #[arg(long, requires = "trace")]
     dynamic: bool,
     /// With --dynamic: choose random nodes until they have this number of GPUs [default: all nodes]
@@ -69,7 +69,7 @@ enum TraceFormat {
     Openb,
 }
 
-/// More than ten times the cluster says nothing new and takes long.
+/// More than ten times the cluster reveals nothing new and takes long.
 fn inflation(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| *number > 0.0 && *number <= 10.0);
     number.ok_or_else(|| "must be a number above 0, at most 10".to_owned())

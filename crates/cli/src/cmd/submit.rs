@@ -1,4 +1,4 @@
-//! `cantle submit`: a command becomes a task in a queue.
+//! `cantle submit`: puts a command as a task into a queue.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `cantle why | logs | stop | requeue`: what can be done with a task that exists.
+//! `cantle why | logs | stop | requeue`: commands about one existing task.
 
 use std::process::ExitCode;
 
@@ -98,7 +98,9 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
     let mut reported = String::new();
     loop {
         let found = view(server, task)?;
-        if let Some(progress) = progress(&found).filter(|progress| *progress != reported) {
+        // A user who saw it wait also sees where it ran, even if it ended between two polls.
+        let was_seen = !reported.is_empty();
+        if let Some(progress) = progress(&found, was_seen).filter(|progress| *progress != reported) {
             printer.say(&progress);
             reported = progress;
         }
@@ -113,10 +115,12 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
     }
 }
 
-fn progress(task: &TaskView) -> Option<String> {
+fn progress(task: &TaskView, was_seen: bool) -> Option<String> {
     match (task.state, &task.reason, &task.node) {
         (TaskStatus::Queued, Some(reason), _) => Some(format!("{}: waits: {reason}", task.id)),
-        (TaskStatus::InProgress, _, Some(node)) => Some(format!("{}: runs on {node}", task.id)),
+        (state, _, Some(node)) if state == TaskStatus::InProgress || (was_seen && state.is_final()) => {
+            Some(format!("{}: runs on {node}", task.id))
+        }
         _ => None,
     }
 }

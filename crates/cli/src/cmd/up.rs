@@ -39,7 +39,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
     }
     serve.create_queue = true;
     let mut config = agent_config(context, &serve, AllocationMode::Slices)?;
-    // What can be refused is refused before the server listens.
+    // All checks run before the server listens.
     cantle_agent::check(&config)?;
     runtime()?.block_on(async {
         let server = bind(context, server, false).await?;

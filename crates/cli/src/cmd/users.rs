@@ -1,54 +1,40 @@
-//! `cantle users | audit`: who may do what, and who did what.
+//! `cantle users | audit`: users with their roles, and the record of their actions.
 
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
+use cantle_clearml::Request;
 use cantle_clearml::users::{
-    AddKey, AddUser, AuditView, GetAudit, GetKeys, GetUsers, KeyView, NewKey, RemoveUser, RevokeKey,
-    RoleView, SetRole, UserView,
+    AddKey, AddUser, AuditView, GetAudit, GetKeys, GetUsers, KeyView, NewKey, RemoveUser, RevokeKey, Role,
+    RoleView, SetRole, SetUser, UserView,
 };
-use clap::{Args, Subcommand, ValueEnum};
+use cantle_model::{Milli, UserLimits};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 
+use super::quota::{OrNone, gpus, or_none};
+use super::sessions::{SessionCommand, sessions};
 use crate::connect::Connection;
 use crate::context::{CommandResult, Context};
-use crate::out::{Column, Format};
+use crate::error::{CliError, ErrorKind};
+use crate::out::{Column, Format, ago};
 
-/// How often `audit --follow` asks for more.
+/// Poll interval of `audit --follow`.
 const EVERY: Duration = Duration::from_secs(1);
-/// How many records one question of `audit --follow` gets at most.
+/// Maximum number of records in one poll of `audit --follow`.
 const AT_ONCE: u64 = 1000;
 
-/// A set of rights.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum RoleName {
-    /// Everything, users and the audit too
-    Admin,
-    /// Everything with tasks, quotas and queues
-    Manager,
-    /// See what there is, and run tasks of one's own
-    Member,
-    /// See and read everything, change nothing
-    Viewer,
-    /// What the agent of one node does, and nothing else
-    Agent,
-}
-
-impl RoleName {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Manager => "manager",
-            Self::Member => "member",
-            Self::Viewer => "viewer",
-            Self::Agent => "agent",
-        }
-    }
+/// The roles with what they are for.
+fn roles_named() -> impl TypedValueParser<Value = Role> {
+    let names = Role::ALL.map(|role| PossibleValue::new(role.name()).help(role.about()));
+    PossibleValuesParser::new(names).try_map(|name| Role::parse(&name).ok_or("no such role"))
 }
 
 /// `cantle users …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum UsersCommand {
-    /// Make a user and print its first key, once
+    /// Create a user and print its first key, once
     Add(AddArgs),
     /// List users with their roles
     List,
@@ -58,13 +44,18 @@ pub(crate) enum UsersCommand {
         #[arg(value_name = "USER")]
         user: String,
     },
-    /// Give a role to a user, a group or everybody, or take it away
+    /// Set the limits of a user; omitted values do not change
+    Set(SetArgs),
+    /// Give a role to a user, a group or everybody, or remove it
     Role(RoleArgs),
     /// List the roles of groups and of everybody
     Roles,
-    /// Make, list, replace and revoke keys
+    /// Create, list, replace and revoke keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// List and end logins: of browsers, and of cantle login
+    #[command(subcommand)]
+    Session(SessionCommand),
 }
 
 /// `cantle users add`
@@ -74,17 +65,63 @@ pub(crate) struct AddArgs {
     #[arg(value_name = "NAME")]
     name: String,
     /// What the user may do
-    #[arg(long, value_enum)]
-    role: RoleName,
+    #[arg(long, value_parser = roles_named())]
+    role: Role,
     /// Only in this project and those below it [default: in all projects]
     #[arg(long, value_name = "P")]
     project: Option<String>,
     /// The node of an agent
     #[arg(long, value_name = "NODE", required_if_eq("role", "agent"))]
     node: Option<String>,
+    /// The Kubernetes user whose tokens are the user's, such as system:serviceaccount:cantle-system:cantle-queues
+    #[arg(long, value_name = "NAME")]
+    kubernetes: Option<String>,
     /// A group of the user
     #[arg(long, value_name = "GROUP")]
     group: Vec<String>,
+}
+
+/// `cantle users set`
+#[derive(Args, Debug)]
+pub(crate) struct SetArgs {
+    /// The user
+    #[arg(value_name = "USER")]
+    user: String,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// The limits, each optional.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+pub(crate) struct LimitArgs {
+    /// Maximum number of GPUs that its running tasks hold, in steps of 0.001, or none for no limit
+    #[arg(long, value_name = "F|none", value_parser = or_none(gpus))]
+    gpus: Option<OrNone<Milli>>,
+    /// Maximum number of tasks that it has in queues, or none for no limit
+    #[arg(long, value_name = "N|none", value_parser = or_none(number::<u64>))]
+    queued: Option<OrNone<u64>>,
+    /// Highest priority of its tasks, or none for no limit
+    #[arg(long, value_name = "N|none", value_parser = or_none(number::<u32>))]
+    priority: Option<OrNone<u32>>,
+}
+
+impl LimitArgs {
+    fn apply(self, limits: &mut UserLimits) {
+        if let Some(gpus) = self.gpus {
+            limits.gpu_milli = Option::from(gpus).map(|Milli(milli)| milli.into());
+        }
+        if let Some(queued) = self.queued {
+            limits.queued = queued.into();
+        }
+        if let Some(priority) = self.priority {
+            limits.priority = priority.into();
+        }
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "a whole number that is not negative, or none".to_owned())
 }
 
 /// `cantle users role`
@@ -94,8 +131,8 @@ pub(crate) struct RoleArgs {
     #[arg(value_name = "WHO")]
     who: String,
     /// The role
-    #[arg(long, value_enum)]
-    role: RoleName,
+    #[arg(long, value_parser = roles_named())]
+    role: Role,
     /// Only in this project and those below it [default: in all projects]
     #[arg(long, value_name = "P")]
     project: Option<String>,
@@ -107,7 +144,7 @@ pub(crate) struct RoleArgs {
 /// `cantle users key …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum KeyCommand {
-    /// Make another key and print it, once
+    /// Create another key and print it, once
     Add {
         /// The user [default: you]
         #[arg(value_name = "USER")]
@@ -122,7 +159,7 @@ pub(crate) enum KeyCommand {
         #[arg(value_name = "USER")]
         user: Option<String>,
     },
-    /// Make a key that replaces another one, which is revoked at once
+    /// Create a key that replaces another one, which is revoked at once
     Rotate {
         /// The access key to replace
         #[arg(value_name = "KEY")]
@@ -154,18 +191,19 @@ pub(crate) struct AuditArgs {
     /// Maximum number of records, the newest ones
     #[arg(long, value_name = "N", default_value_t = 200)]
     limit: u64,
-    /// Go on with new records
+    /// Print new records as they appear
     #[arg(short, long)]
     follow: bool,
 }
 
-const USER_COLUMNS: [Column<UserView>; 6] = [
+const USER_COLUMNS: [Column<UserView>; 7] = [
     Column { head: "NAME", wide: false, cell: |u| u.name.clone() },
     Column { head: "ROLES", wide: false, cell: |u| roles(&u.roles) },
     Column { head: "NODE", wide: true, cell: |u| u.node.clone().unwrap_or_else(dash) },
     Column { head: "GROUPS", wide: true, cell: |u| u.groups.join(" ") },
+    Column { head: "LIMITS", wide: false, cell: |u| u.limits.to_string() },
     Column { head: "KEYS", wide: false, cell: |u| u.keys.to_string() },
-    Column { head: "LAST USED", wide: false, cell: |u| u.last_used.clone().unwrap_or_else(dash) },
+    Column { head: "LAST USED", wide: false, cell: |u| ago(u.last_used.as_deref()) },
 ];
 
 const ROLE_COLUMNS: [Column<RoleView>; 3] = [
@@ -178,9 +216,9 @@ const KEY_COLUMNS: [Column<KeyView>; 6] = [
     Column { head: "ACCESS KEY", wide: false, cell: |k| k.access_key.clone() },
     Column { head: "USER", wide: false, cell: |k| k.user.clone() },
     Column { head: "LABEL", wide: false, cell: |k| k.label.clone() },
-    Column { head: "LAST USED", wide: false, cell: |k| k.last_used.clone().unwrap_or_else(dash) },
+    Column { head: "LAST USED", wide: false, cell: |k| ago(k.last_used.as_deref()) },
     Column { head: "FROM", wide: true, cell: |k| k.last_used_from.clone().unwrap_or_else(dash) },
-    Column { head: "REVOKED", wide: false, cell: |k| k.revoked.clone().unwrap_or_else(dash) },
+    Column { head: "REVOKED", wide: false, cell: |k| ago(k.revoked.as_deref()) },
 ];
 
 const NEW_COLUMNS: [Column<NewKey>; 3] = [
@@ -215,9 +253,10 @@ fn roles(roles: &[RoleView]) -> String {
 pub(crate) fn users(context: &Context, command: UsersCommand) -> CommandResult {
     let (server, printer) = (Connection::open(context)?, &context.printer);
     match command {
-        UsersCommand::Add(AddArgs { name, role, project, node, group }) => {
-            let request = AddUser { name, role: role.name().to_owned(), project, node, groups: group };
-            print_key(context, server.call(&request)?);
+        UsersCommand::Add(AddArgs { name, role, project, node, kubernetes, group }) => {
+            let role = role.name().to_owned();
+            let request = AddUser { name, role, project: project.clone(), node, kubernetes, groups: group };
+            print_key(context, in_project(&server, &request, project.as_deref())?);
         }
         UsersCommand::List => {
             printer.items(&server.call(&GetUsers {})?.users, |u| u.name.clone(), &USER_COLUMNS);
@@ -229,19 +268,43 @@ pub(crate) fn users(context: &Context, command: UsersCommand) -> CommandResult {
             server.call(&RemoveUser { user: user.clone() })?;
             printer.say(&format!("{user}: removed, with all keys and roles"));
         }
+        UsersCommand::Set(SetArgs { user, limits: given }) => {
+            let found = server.call(&GetUsers {})?.users.into_iter().find(|u| u.name == user || u.id == user);
+            let missing = || {
+                let text = format!("there is no user {user}");
+                CliError::new(ErrorKind::NotFound, text).with_hint("cantle users list lists them")
+            };
+            let mut limits = found.ok_or_else(missing)?.limits;
+            given.apply(&mut limits);
+            server.call(&SetUser { user: user.clone(), limits })?;
+            let none = if limits.is_empty() { "no limits".to_owned() } else { format!("at most {limits}") };
+            printer.say(&format!("{user}: {none}"));
+        }
         UsersCommand::Role(RoleArgs { who, role, project, remove }) => {
             let role = role.name();
             let place = project.as_ref().map_or_else(String::new, |project| format!(" of {project}"));
-            server.call(&SetRole { who: who.clone(), role: role.to_owned(), project, remove })?;
+            let request =
+                SetRole { who: who.clone(), role: role.to_owned(), project: project.clone(), remove };
+            in_project(&server, &request, project.as_deref())?;
             let done = if remove { "no longer" } else { "now" };
             printer.say(&format!("{who}: {done} {role}{place}"));
         }
         UsersCommand::Key(command) => keys(context, &server, command)?,
+        UsersCommand::Session(command) => sessions(context, &server, command)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn keys(context: &Context, server: &Connection, command: KeyCommand) -> Result<(), crate::error::CliError> {
+/// A call about a role, perhaps in one project.
+fn in_project<R: Request>(
+    server: &Connection,
+    request: &R,
+    project: Option<&str>,
+) -> Result<R::Response, CliError> {
+    project.map_or_else(|| server.call(request), |name| server.about_project(name, request))
+}
+
+fn keys(context: &Context, server: &Connection, command: KeyCommand) -> Result<(), CliError> {
     let printer = &context.printer;
     match command {
         KeyCommand::Add { user, label } => {

@@ -1,4 +1,4 @@
-//! What goes to the thread that sends.
+//! The messages to the sending thread.
 
 use std::sync::mpsc::SyncSender;
 

@@ -1,4 +1,4 @@
-//! Spans for a collector of OpenTelemetry, if `OTEL_EXPORTER_OTLP_ENDPOINT` names one: OTLP over HTTP, as JSON.
+//! Sends spans to an OpenTelemetry collector, if `OTEL_EXPORTER_OTLP_ENDPOINT` names one: OTLP over HTTP, as JSON.
 //!
 //! Crates only make spans of `tracing`. Without a collector they are disabled, and cost what a disabled log line costs.
 

@@ -1,4 +1,4 @@
-//! The thread that sends. It has a runtime of its own, so it needs none of the program's.
+//! The sending thread. It has an async runtime of its own, so the program needs none.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// A collector that takes longer loses these spans.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Where spans go, by the standard variables.
+/// The destination of spans, from the standard variables.
 #[derive(Debug)]
 pub(super) struct Collector {
     url: reqwest::Url,
@@ -26,7 +26,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// What these variables say; none if they name no collector.
+    /// Reads these variables; `None` if they name no collector.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
         const BASE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
         const TRACES: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
@@ -83,7 +83,7 @@ pub(super) fn run(collector: &Collector, messages: &Receiver<ExportMessage>) {
         match then {
             Then::More => {}
             Then::End(done) => {
-                // Who waited for it may have given up.
+                // The caller that waited for it may have given up.
                 let _ = done.map(|done| done.send(()));
                 return;
             }
@@ -91,10 +91,10 @@ pub(super) fn run(collector: &Collector, messages: &Receiver<ExportMessage>) {
     }
 }
 
-/// What comes after a batch.
+/// The message after a batch.
 enum Then {
     More,
-    /// Nothing more; whoever sent the last message waits for an answer.
+    /// The end; the sender of the last message waits for an answer.
     End(Option<SyncSender<()>>),
 }
 

@@ -43,7 +43,7 @@ impl Span {
     }
 }
 
-/// What is sent: these spans, of the program that the resource describes.
+/// The payload: these spans, of the program that the resource describes.
 pub(super) fn request(resource: &[(&str, String)], spans: &[Span]) -> Value {
     let about = |(key, value): &(&str, String)| json!({"key": key, "value": {"stringValue": value}});
     let resource: Vec<Value> = resource.iter().map(about).collect();

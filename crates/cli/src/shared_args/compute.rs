@@ -1,4 +1,4 @@
-//! What a task asks for of its GPU's compute time.
+//! Flags for the compute time that a task requests.
 
 use cantle_model::{ComputeMode, ComputeRequest, Milli};
 use clap::Args;

@@ -1,4 +1,4 @@
-//! How much GPU a task asks for, or which MIG instance.
+//! Flags for the part of a GPU, or the MIG instance, that a task requests.
 
 use cantle_model::{GpuList, GpuRequest};
 use clap::Args;
@@ -43,7 +43,8 @@ impl GpuAmount {
         Ok(given.into_iter().flatten().next().cloned())
     }
 
-    /// What to run on: an amount of any GPU (a whole one if nothing was given), or one of the MIG instances that were named.
+    /// The requested GPUs: an amount of any GPU (a whole one if nothing was given), or one of the MIG instances that were
+    /// named.
     pub(crate) fn request_and_gpus(&self) -> Result<(GpuRequest, GpuList), CliError> {
         match &self.gpus {
             Some(Gpus::Instances(list)) => Ok((GpuRequest::Gpus(1), list.clone())),

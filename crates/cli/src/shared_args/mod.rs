@@ -1,4 +1,4 @@
-//! Arguments that several commands share, and what their values look like. Nothing here knows a command.
+//! Arguments that several commands share, and the syntax of their values. Nothing here depends on a command.
 
 mod compute;
 mod gpu_amount;

@@ -3,7 +3,7 @@ use clap::Args;
 
 use crate::error::{CliError, ErrorKind};
 
-/// What tasks may do beyond what their users may. In a container the engine's options say so.
+/// Extra privileges of tasks. In a container, the engine's options decide.
 #[derive(Args, Debug, Clone, Copy, Default)]
 pub(crate) struct PrivilegeArgs {
     /// Give a task of root the machine's privileges: it sees all processes and can evade its limit (outside of containers)

@@ -24,7 +24,7 @@ const MIG_ON: c_uint = 1;
 const NVML_ERROR_RESET_REQUIRED: u32 = 16;
 /// Engines of a GPU instance are shared by its compute instances; there is no other kind.
 const ENGINES_SHARED: c_uint = 0;
-/// Upper bound for a list of profiles, whatever a driver answers.
+/// Upper bound for a list of profiles, for any answer of a driver.
 const PROFILES_MAX: c_uint = 128;
 
 /// NVML's profile numbers are counted up until it says that there are no more; those in between may not be offered.
@@ -214,8 +214,8 @@ impl Session {
         Ok(all)
     }
 
-    /// Number and device's name of a compute instance. The instance says them itself: a search through all MIG devices takes
-    /// seconds on a busy machine.
+    /// Number and device's name of a compute instance. The instance reports them itself: a search through all MIG devices
+    /// takes seconds on a busy machine.
     fn compute_info(&self, gpu: &GpuUuid, compute: nvmlComputeInstance_t) -> Result<(u32, String)> {
         // SAFETY: a structure of raw pointers and integers, for which zero bytes are valid.
         let mut info: nvmlComputeInstanceInfo_t = unsafe { zeroed() };
@@ -374,7 +374,7 @@ impl Mig for Session {
         if activation == 0 && self.mig_mode(handle, gpu)? == on {
             return Ok(Activation::Done);
         }
-        // What is left pending becomes real when the driver is loaded next, long after anybody has asked for it.
+        // A pending change takes effect when the driver is next loaded, long after the request.
         let mut back = 0;
         nvml!(self, Some(gpu), nvmlDeviceSetMigMode(handle, current, &raw mut back))?;
         Ok(if activation == NVML_ERROR_RESET_REQUIRED {

@@ -1,4 +1,5 @@
-//! Which GPU of which node a pod gets: the scheduler of every other part of cantle, asked about nodes of a cluster. Pure.
+//! Chooses the node and the GPU of a pod. It asks the scheduler that every other part of cantle uses, about the nodes of
+//! a cluster. Pure.
 
 use cantle_decide::{Offer, SnapshotBuilder, decide};
 use cantle_mig::Table;
@@ -11,7 +12,7 @@ use crate::{DecidedGpu, SliceDecision, TemplateName, TemplateNameError};
 /// The one queue: which pod is next, the cluster's scheduler has decided.
 const QUEUE: &str = "kube-scheduler";
 
-/// Where the pod with this UID goes, and what it gets there.
+/// The placement of the pod with this UID, and its slices there.
 ///
 /// # Errors
 /// Says why none of these nodes will do.
@@ -20,7 +21,9 @@ pub fn choose(
     template: &TemplateName,
     uid: &str,
 ) -> Result<(String, Vec<Slice>), String> {
-    let mut waiting = Waiting::new(TaskId(uid.to_owned()), 0).wanting(template.request(tables(records)));
+    let mut waiting =
+        Waiting::new(TaskId(uid.to_owned()), 0).wanting(template.slice_request(tables(records)));
+    waiting.compute = template.compute();
     waiting.devices = template.devices();
     let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
     let others: Vec<NodeRecord> = records.iter().map(|record| without(record, uid)).collect();
@@ -42,7 +45,7 @@ fn tables<'a>(records: &'a [&NodeRecord]) -> impl Iterator<Item = &'a Table> {
     records.iter().flat_map(|record| &record.gpus).filter_map(|offered| offered.table.as_ref())
 }
 
-/// What the pod itself has, after an attempt that came to nothing, is free for it.
+/// The pod's own allocation from a failed attempt counts as free for it.
 fn without(record: &NodeRecord, uid: &str) -> NodeRecord {
     let mut others = record.clone();
     others.placements.remove(uid);
@@ -63,7 +66,7 @@ fn offers(record: &NodeRecord, template: &TemplateName) -> Vec<Offer> {
     record.gpus.iter().map(offer).collect()
 }
 
-/// Those who have something of the GPUs that are there now, and of their kind.
+/// The holders of memory on the GPUs that are there now, and of their kind.
 fn running<'a>(record: &'a NodeRecord, gpus: &'a [Offer]) -> impl Iterator<Item = Running> + 'a {
     let is_there = |slice: &&Slice| {
         gpus.iter().any(|offer| offer.gpu.uuid == slice.gpu && offer.gpu.mig == slice.mig.is_some())
@@ -74,7 +77,8 @@ fn running<'a>(record: &'a NodeRecord, gpus: &'a [Offer]) -> impl Iterator<Item 
     })
 }
 
-/// What the node is to make of a placement. Its lease is the pod's, so the same pod always finds the same slice.
+/// The slices that the node creates for a placement. Its lease is the pod's, so the same pod always finds the same
+/// slice.
 ///
 /// # Errors
 /// Names an ask that is none.
@@ -91,7 +95,8 @@ pub fn slice_decision(
         lease: LeaseId(uid.to_owned()),
         task: TaskId(placement.pod.clone()),
         name: placement.pod.clone(),
-        request: template.request(tables(&[record])),
+        request: template.slice_request(tables(&[record])),
+        compute: template.compute(),
         gpus: placement.slices.iter().map(gpu).collect(),
     })
 }
@@ -181,7 +186,7 @@ mod tests {
         assert!(why.ends_with("nothing free (2 of 2 in use)"), "{why}");
     }
 
-    /// Whatever comes and goes: a GPU has shares or instances, and neither overlap.
+    /// With any arrivals and departures: a GPU has shares or instances, and neither overlap.
     #[test]
     fn no_gpu_is_shared_and_partitioned_at_once() {
         let asks = ["fraction-2500", "fraction-5000", "whole-1", "mig-1g.5gb", "mig-3g.20gb", "mig-7g.40gb"];

@@ -1,7 +1,8 @@
-//! What a node's annotations say: its GPUs, and what of them was given to which pod.
+//! Reads and changes a node's annotations: its GPUs, and the allocations of pods on them.
 //!
-//! The node object is the one ledger. Every change names the version that it was made from, so of two that give out the same
-//! room the second is refused; and users, who may write what they like into their own pods, may not write into nodes.
+//! The node object is the only record of allocations. Every change names the version that it was made from, so of two
+//! writers that allocate the same memory the second is refused; and users can write anything into their own pods, but
+//! nothing into nodes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,11 +29,11 @@ pub struct OfferedGpu {
     /// Does it change between shares and instances by itself?
     #[serde(default)]
     pub switches: bool,
-    /// Who has it, where NVIDIA's device plugin gives it out; none where it is cantle's alone.
+    /// Its holder, where NVIDIA's device plugin allocates it; none where it belongs to cantle alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<PluginHolder>,
-    /// The plugin gives each GPU out several times (time-slicing), and nobody can ask for one of them: how many devices are all
-    /// of the node's together, which can be had at once.
+    /// The plugin allocates each GPU several times (time-slicing), and no request can name one GPU: the number of all
+    /// devices of the node together, which can be requested at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<u32>,
 }
@@ -46,15 +47,15 @@ impl OfferedGpu {
     }
 }
 
-/// Who has a GPU that NVIDIA's device plugin gives out, as the kubelet says.
+/// The holder of a GPU that NVIDIA's device plugin allocates, as the kubelet reports it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PluginHolder {
-    /// It can be had.
+    /// It can be allocated.
     Nobody,
     /// The pod `namespace/name`.
     Pod(String),
-    /// Nobody can have all of it; why.
+    /// No pod can have all of it; the reason.
     Barred(String),
 }
 
@@ -78,7 +79,7 @@ impl PluginHolder {
 /// A pod of cantle's that takes a GPU from the other device plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// When it was asked for, in milliseconds since 1970.
+    /// When it was requested, in milliseconds since 1970.
     pub asked_ms: i64,
     /// Has there been a slice on a GPU of its?
     pub used: bool,
@@ -86,31 +87,31 @@ pub struct Reservation {
     pub leaving: bool,
 }
 
-/// What a pod was given.
+/// The allocation of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedPod {
     /// `namespace/name`, for people.
     pub pod: String,
-    /// What it asked for, as in its label.
+    /// Its request, as in its label.
     #[serde(rename = "ask")]
     pub template: String,
-    /// What it got.
+    /// Its slices.
     pub slices: Vec<Slice>,
     /// When, in milliseconds since 1970.
     pub placed_ms: i64,
 }
 
-/// What was given out on a node, by the UID of the pod.
+/// The allocations on a node, by the UID of the pod.
 pub type Placements = BTreeMap<String, PlacedPod>;
 
-/// A node's GPUs and who has what of them.
+/// A node's GPUs and their allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeRecord {
     /// Name of the node.
     pub node: String,
-    /// What it offers; nothing if cantle does not run there.
+    /// Its offers; none if cantle does not run there.
     pub gpus: Vec<OfferedGpu>,
-    /// What is given out.
+    /// Its allocations.
     pub placements: Placements,
     /// By the name of their pods.
     pub reservations: BTreeMap<String, Reservation>,
@@ -153,7 +154,7 @@ fn read<T: DeserializeOwned + Default>(node: &Node, annotation: &str) -> Result<
     Ok(text.transpose()?.unwrap_or_default())
 }
 
-/// An annotation; none where there is nothing to say.
+/// An annotation; none where it would be empty.
 fn text(value: &impl Serialize, is_empty: bool) -> Result<Option<String>, ObjectError> {
     if is_empty { Ok(None) } else { Ok(Some(serde_json::to_string(value)?)) }
 }

@@ -1,4 +1,4 @@
-//! What kube-scheduler sends to an extender, and the answers.
+//! The messages between kube-scheduler and an extender.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct ExtenderFilterResult {
     pub error: String,
 }
 
-/// How good a node is.
+/// The score of a node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct HostPriority {
@@ -59,7 +59,7 @@ pub struct ExtenderBindingArgs {
     pub node: String,
 }
 
-/// How it went.
+/// The result.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingResult {
@@ -67,7 +67,7 @@ pub struct ExtenderBindingResult {
     pub error: String,
 }
 
-/// What the pod asks for.
+/// The pod's request.
 ///
 /// # Errors
 /// If it does not ask as the injector writes it.

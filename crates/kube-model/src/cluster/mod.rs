@@ -1,4 +1,4 @@
-//! The GPUs of a cluster and who has what of them, read from its objects.
+//! The GPUs of a cluster and their allocations, read from its objects.
 
 mod pool;
 pub mod report;

@@ -1,4 +1,4 @@
-//! GPUs out of a node's devices: what [`crate::dra`] publishes, read back.
+//! Reads a node's GPUs from its devices, which [`crate::dra`] publishes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ struct Draft {
     profiles: BTreeMap<String, Profile>,
 }
 
-/// What a device is.
+/// The kind of a device.
 struct Part {
     index: u32,
     /// The instance, and its memory.
@@ -90,7 +90,7 @@ impl Pool {
         self.gpus.iter().map(|(index, draft)| draft.view(*index)).collect()
     }
 
-    /// What a claim was given; nothing if this node has no such device now.
+    /// The slices of a claim; none if this node has no such device now.
     pub(super) fn slice(&self, result: &DeviceRequestAllocationResult) -> Option<Slice> {
         let part = self.devices.get(&result.device)?;
         let draft = &self.gpus[&part.index];
@@ -107,7 +107,7 @@ impl Pool {
 }
 
 impl Draft {
-    /// Notes a place of a profile; gives how many units it takes.
+    /// Notes a place of a profile; returns how many units it takes.
     fn add_instance(
         &mut self,
         device: &Device,

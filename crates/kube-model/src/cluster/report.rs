@@ -1,15 +1,15 @@
-//! What a cluster says about its GPUs without any server of cantle's: who has what, and why a pod waits. Pure.
+//! Reports on a cluster without a cantle server: the holders of its GPUs, and why a pod waits. Pure.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use serde::Serialize;
 
 use super::{ClusterView, PodSlices, ViewGpu};
 use crate::inject::{missing_slice, template_of};
 use crate::nominate::{Nominator, is_held};
-use crate::{ObjectExt as _, TemplateName, phase};
+use crate::{ObjectExt as _, TemplateName, gpu_quota, phase};
 
 /// A GPU of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -30,7 +30,7 @@ pub struct GpuReport {
     pub given_bytes: u64,
     /// All of its memory in bytes.
     pub memory_bytes: u64,
-    /// Who has a slice of it: `namespace/name`.
+    /// The holder of a slice of it: `namespace/name`.
     pub pods: Vec<String>,
 }
 
@@ -41,6 +41,8 @@ pub struct NamespaceReport {
     pub namespace: String,
     /// Thousandths of GPUs that its pods have.
     pub given_milli: u32,
+    /// The limit of its ResourceQuotas on `requests.nvidia.com/gpu`, in GPUs; none without such a quota.
+    pub quota_gpus: Option<String>,
     /// GPU memory in bytes that its pods may use.
     pub given_bytes: u64,
     /// Pods that have slices.
@@ -49,22 +51,22 @@ pub struct NamespaceReport {
     pub waiting: u32,
 }
 
-/// What became of a pod that asks for a slice.
+/// The state of a pod that requests a slice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PodReport {
     /// `namespace/name`
     pub pod: String,
     /// `waiting`, `placed`, or its phase.
     pub state: String,
-    /// What it asks for; none if it asks for nothing of cantle's.
+    /// Its request; none if it requests no slice.
     pub request: Option<String>,
     /// Why it is in that state.
     pub reason: String,
-    /// What each node with GPUs lacks, while it waits.
+    /// The missing resources of each node with GPUs, while the pod waits.
     pub nodes: Vec<NodeReport>,
 }
 
-/// What a node lacks.
+/// The missing resources of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodeReport {
     /// Its name.
@@ -103,9 +105,13 @@ pub fn gpus(view: &ClusterView) -> Vec<GpuReport> {
     view.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| of(node, gpu))).collect()
 }
 
-/// All namespaces that have pods with slices, or that wait for some.
+/// All namespaces that have pods with slices, that wait for some, or that have a quota.
 #[must_use]
-pub fn namespaces(view: &ClusterView, pods: &[impl Borrow<Pod>]) -> Vec<NamespaceReport> {
+pub fn namespaces(
+    view: &ClusterView,
+    pods: &[impl Borrow<Pod>],
+    quotas: &[ResourceQuota],
+) -> Vec<NamespaceReport> {
     let mut all: BTreeMap<String, NamespaceReport> = BTreeMap::new();
     for PodSlices { name, slices, .. } in &view.holdings {
         let namespace = name.split('/').next().unwrap_or_default();
@@ -116,6 +122,10 @@ pub fn namespaces(view: &ClusterView, pods: &[impl Borrow<Pod>]) -> Vec<Namespac
     }
     for pod in pods.iter().map(Borrow::<Pod>::borrow).filter(|pod| waits(view, pod)) {
         all.entry(pod.namespace().unwrap_or_default()).or_default().waiting += 1;
+    }
+    for (namespace, quotas) in gpu_quota::quotas(view, quotas, pods, &BTreeSet::new()) {
+        let least = quotas.iter().map(|quota| quota.hard).min();
+        all.entry(namespace).or_default().quota_gpus = least.map(gpu_quota::gpus);
     }
     all.into_iter().map(|(namespace, report)| NamespaceReport { namespace, ..report }).collect()
 }
@@ -129,13 +139,14 @@ fn held_by<'a>(view: &'a ClusterView, pod: &Pod) -> Option<&'a PodSlices> {
     view.holdings.iter().find(|holding| holding.pod == uid)
 }
 
-/// Why `pod` waits, or what it has. `nodes` and `placed` are all of the cluster.
+/// Why `pod` waits, or what it has. `nodes` and `placed` are all of the cluster; `beyond` is what a quota holds it for.
 #[must_use]
 pub fn pod(
     view: &ClusterView,
     nodes: &[impl Borrow<Node>],
     placed: &[impl Borrow<Pod>],
     pod: &Pod,
+    beyond: Option<&str>,
 ) -> PodReport {
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     let template = template_of(pod);
@@ -173,14 +184,15 @@ pub fn pod(
         let reason = nominator.lacks(pod, &none, Some(node)).unwrap_or_else(|| "has room".to_owned());
         NodeReport { node: node.name.clone(), reason }
     };
-    let reason = match (held_back(pod), nominator.lacks(pod, &none, None)) {
-        (Some(gates), _) => gates,
-        (None, Some(lacks)) if with_gpus().next().is_some() => lacks,
-        (None, Some(_)) => "no node offers GPUs of cantle's".to_owned(),
-        (None, None) => {
-            says(pod).unwrap_or_else(|| "there is room: kube-scheduler has not placed it yet".to_owned())
-        }
-    };
+    let reason =
+        match (beyond.map(str::to_owned).or_else(|| held_back(pod)), nominator.lacks(pod, &none, None)) {
+            (Some(gates), _) => gates,
+            (None, Some(lacks)) if with_gpus().next().is_some() => lacks,
+            (None, Some(_)) => "no node offers GPUs of cantle's".to_owned(),
+            (None, None) => {
+                says(pod).unwrap_or_else(|| "there is room: kube-scheduler has not placed it yet".to_owned())
+            }
+        };
     report("waiting", reason, with_gpus().map(of).collect())
 }
 
@@ -203,9 +215,12 @@ fn says(pod: &Pod) -> Option<String> {
 }
 
 fn describe(template: &TemplateName) -> String {
-    let request = template.request([]);
+    let request = match template.compute() {
+        even if !even.is_enforced() => template.request([]).to_string(),
+        share => format!("{} (compute {})", template.slice_request([]), share.mode),
+    };
     match template.devices() {
-        1 => request.to_string(),
+        1 => request,
         devices => format!("{request} of each of {devices} GPUs"),
     }
 }
@@ -262,7 +277,7 @@ mod tests {
             (2, (750, 60, "team/big".to_owned()), (500, 40, "team/other".to_owned()))
         );
         let waiting = [pod_of("late", "0.500"), pod_of("big", "0.750")];
-        let [team] = namespaces(&view, &waiting).try_into().unwrap();
+        let [team] = namespaces(&view, &waiting, &[]).try_into().unwrap();
         assert_eq!((team.running, team.waiting, team.given_milli), (2, 1, 1250));
     }
 
@@ -270,7 +285,7 @@ mod tests {
     fn why_a_pod_waits_names_what_it_needs_and_what_is_free() {
         let (view, nodes, _) = world();
         let none: [Pod; 0] = [];
-        let why = |name: &str, label: &str| pod(&view, &nodes, &none, &pod_of(name, label));
+        let why = |name: &str, label: &str| pod(&view, &nodes, &none, &pod_of(name, label), None);
         let late = why("late", "0.750");
         assert_eq!((late.state.as_str(), late.request.as_deref()), ("waiting", Some("0.75 GPU")));
         assert!(late.reason.contains("0.75") && late.reason.contains("0.5"), "{}", late.reason);
@@ -285,6 +300,6 @@ mod tests {
         assert!(has.reason.contains("0.75 GPU, 60 GiB, of GPU-0 on node a"), "{}", has.reason);
         let plain: Pod =
             serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
-        assert_eq!(pod(&view, &nodes, &none, &plain).reason, "it asks for no slice of a GPU");
+        assert_eq!(pod(&view, &nodes, &none, &plain, None).reason, "it asks for no slice of a GPU");
     }
 }

@@ -1,4 +1,4 @@
-//! The GPUs of a cluster and who has what of them, read from its objects. Pure.
+//! The GPUs of a cluster and their allocations, read from its objects. Pure.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::names::DRIVER;
 use crate::names::GPU_RESOURCE as GPU;
 use crate::{ObjectError, ObjectExt as _};
 
-/// What NVIDIA's feature discovery says of a node's GPUs.
+/// The labels of NVIDIA's feature discovery about a node's GPUs.
 const PRODUCT: &str = "nvidia.com/gpu.product";
 const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
 const REPLICAS: &str = "nvidia.com/gpu.replicas";
@@ -25,7 +25,7 @@ const REPLICAS: &str = "nvidia.com/gpu.replicas";
 pub struct ClusterView {
     /// By name.
     pub nodes: Vec<ViewNode>,
-    /// What is given out.
+    /// The allocations.
     pub holdings: Vec<PodSlices>,
     /// Does cantle's extender place pods here? Then a share may be a MIG instance, too.
     pub is_classic: bool,
@@ -34,7 +34,7 @@ pub struct ClusterView {
 }
 
 /// A node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ViewNode {
     /// Its name.
     pub name: String,
@@ -49,13 +49,13 @@ pub struct ViewNode {
 /// A GPU of a cluster.
 #[derive(Clone, Debug)]
 pub struct ViewGpu {
-    /// What can be had of it.
+    /// Its free capacity.
     pub offer: Offer,
     /// NVIDIA's device plugin gives it out, whole.
     pub by_plugin: bool,
 }
 
-/// What a pod has.
+/// The allocation of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSlices {
     /// Name of the node.
@@ -64,7 +64,7 @@ pub struct PodSlices {
     pub pod: String,
     /// `namespace/name`, for people.
     pub name: String,
-    /// What it has there.
+    /// Its slices there.
     pub slices: Vec<Slice>,
 }
 
@@ -126,7 +126,7 @@ impl ClusterView {
     }
 }
 
-/// The pod of somebody else that NVIDIA's device plugin gave this GPU, where cantle reserves GPUs from it.
+/// The foreign pod to which NVIDIA's device plugin gave this GPU, where cantle reserves GPUs from it.
 fn stranger(node: &str, offered: &OfferedGpu, pods: &[impl Borrow<Pod>]) -> Option<PodSlices> {
     let name = offered.holder.as_ref()?.stranger()?;
     let is_it = |pod: &&Pod| name_of(pod) == name;
@@ -148,7 +148,7 @@ fn is_open(node: &Node) -> bool {
     !cordoned && conditions.into_iter().any(|each| each.type_ == "Ready" && each.status == "True")
 }
 
-/// What a claim was given on our devices, by node.
+/// The allocation of a claim on our devices, by node.
 fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, Pool>) -> Vec<PodSlices> {
     let Some(status) = &claim.status else { return Vec::new() };
     let results =
@@ -177,7 +177,7 @@ fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, Pool>) -> Vec<PodSlice
     by_node.into_iter().map(of).collect()
 }
 
-/// GPUs that NVIDIA's device plugin gives out whole. Time slices of it are no GPUs: nobody knows what one is worth.
+/// GPUs that NVIDIA's device plugin allocates as a whole. Time slices of it are no GPUs: the worth of one is unknown.
 fn plugin_gpus(node: &Node) -> Vec<ViewGpu> {
     let label = |name: &str| node.labels().get(name).map(String::as_str);
     let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref()?.get(GPU));
@@ -197,7 +197,7 @@ fn plugin_gpus(node: &Node) -> Vec<ViewGpu> {
     (0..count).map(|index| ViewGpu { offer: Offer::new(gpu(index)), by_plugin: true }).collect()
 }
 
-/// The plugin does not say which GPU a pod has, and they are all alike: the first pod has the first ones.
+/// The plugin does not report which GPU a pod has, and all GPUs are alike: the first pod has the first ones.
 fn plugin_holdings(node: &Node, gpus: &[ViewGpu], pods: &[impl Borrow<Pod>]) -> Vec<PodSlices> {
     let name = node.name_any();
     let here = pods.iter().map(Borrow::<Pod>::borrow).filter(|pod| {
@@ -264,7 +264,8 @@ mod tests {
         OfferedGpu { gpu, table: None, switches: false, holder, together: None }
     }
 
-    /// Where cantle reserves GPUs, the kubelet says who has which; its own reservations are nobody's use.
+    /// Where cantle reserves GPUs, the kubelet reports which pod has which GPU; a reservation of cantle's
+    /// is not a use.
     #[test]
     fn gpus_that_other_pods_took_are_theirs() {
         let reserved = PluginHolder::Pod(format!("{RESERVATION_NAMESPACE}/gpu-0.n"));
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(closed, [2], "nobody can have all of it");
     }
 
-    /// Nothing new starts on time-sliced GPUs while somebody else has a replica of any.
+    /// Nothing new starts on time-sliced GPUs while another pod has a replica of any.
     #[test]
     fn torn_gpus_are_out_of_reach() {
         let closed = |holders: [PluginHolder; 2]| {

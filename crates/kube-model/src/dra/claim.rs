@@ -1,12 +1,13 @@
-//! What the scheduler has decided, read from a claim.
+//! Reads the scheduler's decision from a claim.
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Bytes, GRANULE_BYTES, GpuRequest, LeaseId, TaskId};
+use cantle_model::{Bytes, ComputeError, ComputeRequest, GRANULE_BYTES, GpuRequest, LeaseId, TaskId};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::devices::{DeviceKind, Inventory, NodeDevice};
+use super::parameters::ComputeParameters;
 use crate::names::DRIVER;
 use crate::{ClaimError, DecidedGpu, ObjectExt as _, SliceDecision};
 
@@ -16,14 +17,14 @@ const UID_LEN: usize = 36;
 /// One request of a claim, decided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecidedRequest {
-    /// What this machine is to do.
+    /// The work for this machine.
     pub slice: SliceDecision,
     /// The scheduler's own words, for the answer to the kubelet.
     pub results: Vec<DeviceRequestAllocationResult>,
 }
 
-/// All requests of a claim that devices of ours serve on the node `pool`. Nothing in it can change once it is allocated, so the
-/// same claim is always read the same way.
+/// All requests of a claim that cantle's devices serve on the node `pool`. Nothing in it can change once it is allocated, so
+/// the same claim is always read the same way.
 ///
 /// # Errors
 /// [`ClaimError`] if it is not allocated, or names what this node does not have.
@@ -37,7 +38,8 @@ pub fn decided(
     let status = claim.status.as_ref();
     let allocation = status.and_then(|status| status.allocation.as_ref());
     let allocation = allocation.ok_or_else(|| wrong("it is not allocated".to_owned()))?;
-    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
+    let devices = allocation.devices.as_ref();
+    let results = devices.and_then(|devices| devices.results.as_ref());
     let mut requests: BTreeMap<&str, Vec<&DeviceRequestAllocationResult>> = BTreeMap::new();
     for result in results.into_iter().flatten().filter(|r| r.driver == DRIVER && r.pool == pool) {
         requests.entry(&result.request).or_default().push(result);
@@ -47,12 +49,18 @@ pub fn decided(
     let task = format!("{}/{task}", claim.namespace().unwrap_or_default());
     let uid = claim.uid().unwrap_or_default();
     let decided = |(at, results): (usize, Vec<&DeviceRequestAllocationResult>)| {
-        let (request, gpus) = gpus(&results, inventory).map_err(wrong)?;
+        let parameters = match (devices, results.first()) {
+            (Some(devices), Some(first)) => ComputeParameters::of_request(devices, &first.request),
+            _ => Ok(None),
+        };
+        let parameters = parameters.map_err(wrong)?;
+        let (request, compute, gpus) = gpus(&results, inventory, parameters.as_ref()).map_err(wrong)?;
         let slice = SliceDecision {
             lease: lease_id(&uid, at),
             task: TaskId(format!("{task}/{at}")),
             name: task.clone(),
             request,
+            compute,
             gpus,
         };
         Ok(DecidedRequest { slice, results: results.into_iter().cloned().collect() })
@@ -73,7 +81,8 @@ pub fn claim_of(lease: &LeaseId) -> Option<&str> {
 fn gpus(
     results: &[&DeviceRequestAllocationResult],
     inventory: &Inventory,
-) -> Result<(GpuRequest, Vec<DecidedGpu>), String> {
+    parameters: Option<&ComputeParameters>,
+) -> Result<(GpuRequest, ComputeRequest, Vec<DecidedGpu>), String> {
     let mut gpus: Vec<DecidedGpu> = Vec::new();
     let mut requests = Vec::new();
     for result in results {
@@ -88,15 +97,45 @@ fn gpus(
         }
         let start = if let DeviceKind::Mig { start, .. } = &device.kind { Some(*start) } else { None };
         gpus.push(DecidedGpu { gpu: device.gpu.clone(), start });
-        requests.push(request(device, result)?);
+        let counted = request(device, result)?;
+        requests.push(match parameters {
+            None => (counted, ComputeRequest::default()),
+            Some(parameters) => with_compute(device, counted, parameters)?,
+        });
     }
     let first = requests.first().cloned().ok_or("nothing of it is on this node")?;
     if requests.iter().any(|request| *request != first) {
         return Err("one request cannot be parts of different size; ask for them one by one".to_owned());
     }
-    let whole = first == GpuRequest::Gpus(1);
+    let (request, compute) = first;
+    let whole = request == GpuRequest::Gpus(1);
     let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    Ok((if whole { GpuRequest::Gpus(count) } else { first }, gpus))
+    if compute.is_enforced() && count > 1 {
+        return Err(ComputeError::SeveralGpus { mode: compute.mode, count }.to_string());
+    }
+    Ok((if whole { GpuRequest::Gpus(count) } else { request }, compute, gpus))
+}
+
+/// The request for memory and for compute time. The scheduler counts the greater part of the two as memory, so nothing is
+/// promised that it has not counted.
+fn with_compute(
+    device: &NodeDevice,
+    counted: GpuRequest,
+    parameters: &ComputeParameters,
+) -> Result<(GpuRequest, ComputeRequest), String> {
+    let (slice, compute) = parameters.requests(counted.clone())?;
+    let of = |request: &GpuRequest| request.share_of(device.memory_bytes);
+    if let (Some(had), Some(asked)) = (of(&counted), of(&slice)) {
+        let asked = asked.with_compute(compute.named_part());
+        if asked.milli > had.milli || asked.memory_limit_bytes > had.memory_limit_bytes {
+            return Err(format!(
+                "its configuration asks for {} of GPU {}, and the claim for {}; a claim asks for as much memory as the greater part of \
+                 fraction and computeRequest",
+                asked.milli, device.index, had.milli
+            ));
+        }
+    }
+    Ok((slice, compute))
 }
 
 fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Result<GpuRequest, String> {
@@ -119,7 +158,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::GpuUuid;
+    use cantle_model::{ComputeMode, GpuUuid, Milli};
 
     use super::super::devices::tests::offers;
     use super::*;
@@ -180,6 +219,49 @@ mod tests {
         assert!(decided(&two, "n2", &inventory()).unwrap().is_empty(), "another node's");
     }
 
+    fn configured(memory: &str, parameters: &serde_json::Value) -> Result<Vec<DecidedRequest>, ClaimError> {
+        let mut claim = serde_json::to_value(claim(&[("gpu/m81920", "gpu-0-shared", Some(memory))])).unwrap();
+        let opaque = serde_json::json!({"driver": DRIVER, "parameters": parameters});
+        let config = serde_json::json!([{"source": "FromClaim", "requests": ["gpu"], "opaque": opaque}]);
+        claim["status"]["allocation"]["devices"]["config"] = config;
+        decided(&serde_json::from_value(claim).unwrap(), "n1", &inventory())
+    }
+
+    #[test]
+    fn a_share_of_compute_comes_with_its_part_of_the_memory() {
+        let said = serde_json::json!({"compute": "fair", "computeRequest": "0.75", "fraction": "0.25"});
+        let read = configured("60Gi", &said).unwrap();
+        let slice = &read[0].slice;
+        assert_eq!(slice.request, GpuRequest::Fraction(Milli(250).into()));
+        let asked = (slice.compute.mode, slice.compute.request, slice.compute.limit);
+        assert_eq!(asked, (ComputeMode::Fair, Some(Milli(750)), None));
+        let plain = configured("20Gi", &serde_json::json!({"compute": "strict"})).unwrap();
+        assert_eq!(plain[0].slice.request, GpuRequest::Memory(Bytes(20 << 30)));
+        assert_eq!(plain[0].slice.compute.mode, ComputeMode::Strict);
+    }
+
+    #[test]
+    fn nobody_is_promised_what_the_scheduler_has_not_counted() {
+        let says = |memory: &str, parameters: serde_json::Value| {
+            configured(memory, &parameters).unwrap_err().to_string()
+        };
+        let much = says("20Gi", serde_json::json!({"compute": "fair", "computeRequest": "0.75"}));
+        assert!(much.contains("asks for 0.75 of GPU 0, and the claim for 0.25"), "{much}");
+        let memory = says("20Gi", serde_json::json!({"compute": "fair", "fraction": "0.5"}));
+        assert!(memory.contains("asks for 0.5 of GPU 0, and the claim for 0.25"), "{memory}");
+        let below = serde_json::json!({"compute": "fair", "computeRequest": "0.2", "computeLimit": "0.1"});
+        assert!(says("20Gi", below).contains("limit 0.1 is below the compute request 0.2"));
+        assert!(
+            says("20Gi", serde_json::json!({"compute": "fast"}))
+                .contains("it has compute (even, fair or strict)")
+        );
+        assert!(
+            says("20Gi", serde_json::json!({"compute": "fair", "share": 1}))
+                .contains("unknown field `share`")
+        );
+        assert!(says("20Gi", serde_json::json!({"compute": "fair", "fraction": "1.5"})).contains("below 1"));
+    }
+
     #[test]
     fn what_can_not_be_carried_out_is_said() {
         let says = |results: &[(&str, &str, Option<&str>)]| {
@@ -193,7 +275,7 @@ mod tests {
         assert!(unequal.contains("different size"), "{unequal}");
     }
 
-    /// An odd mebibyte is given to nobody; who has all the others has the GPU.
+    /// An odd mebibyte is never allocated; a claim for all the others has the whole GPU.
     #[test]
     fn all_of_the_memory_is_the_whole_gpu() {
         let mut inventory = inventory();

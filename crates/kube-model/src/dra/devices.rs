@@ -1,10 +1,11 @@
 //! The devices of a node, as a cluster's scheduler sees them.
 //!
-//! A GPU is one device that many claims share, or one has all of (a whole GPU). Where it serves MIG instances, every place
-//! that one can have is a device too, and all of them draw on the same counters, one per unit of the GPU, so the scheduler
-//! itself keeps them apart. Other GPUs have no counters: up to 1.36 they make the scheduler slower by the square of the nodes
-//! (ADR 0010). It takes the first device that fits, so their order is the packing policy: shares and whole GPUs from the
-//! first one on, MIG instances from the last one, an instance where it blocks the fewest others.
+//! A GPU is one device, which many claims share or one claim has entirely (a whole GPU). Where it serves MIG instances,
+//! every placement of an instance is a device too. All of these draw on the same counters, one per unit of the GPU, so the
+//! scheduler itself prevents overlaps. Other GPUs have no counters: up to 1.36 the scheduler's cost with counters grows with
+//! the square of the number of nodes (ADR 0010). The scheduler takes the first device that fits, so their order is the
+//! packing policy: shares and whole GPUs from the first one on, MIG instances from the last one, an instance where it blocks
+//! the fewest others.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use cantle_model::GpuUuid;
 use crate::Version;
 use crate::names::{KIND_MIG, KIND_SHARED};
 
-/// What a claim on a device gets.
+/// The slice that a claim on a device gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Memory of it: some, or all and so the GPU alone.
@@ -45,19 +46,19 @@ impl DeviceKind {
 pub struct NodeDevice {
     /// Unique on the node.
     pub name: String,
-    /// Where it is cut from.
+    /// The GPU that it is part of.
     pub gpu: GpuUuid,
     /// Index of that GPU.
     pub index: u32,
     /// Model of that GPU.
     pub model: String,
-    /// What a claim gets.
+    /// The slice that a claim gets.
     pub kind: DeviceKind,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What it takes of the GPU's counters, if that has any.
+    /// Its use of the GPU's counters, if the GPU has any.
     pub takes: BTreeMap<String, u32>,
-    /// The GPU does not answer: nobody new is to come here.
+    /// The GPU does not answer: no new pod may come here.
     pub lost: bool,
 }
 
@@ -85,7 +86,7 @@ impl Inventory {
         let mut counters = Vec::new();
         let mut shared = Vec::new();
         let mut last_first = Vec::new();
-        // Where no taint can say that a GPU is lost, its devices go.
+        // Where taints cannot mark a lost GPU, its devices are not published.
         for offer in offers.iter().filter(|offer| !offer.closed || version >= Version::TAINTS) {
             let kinds = PublishedKinds::of(offer, version);
             if kinds.shared {
@@ -100,7 +101,7 @@ impl Inventory {
         Self { counters, devices }
     }
 
-    /// What is left without GPUs that are lost.
+    /// The devices without those of lost GPUs.
     pub fn without_lost(&self) -> Self {
         let devices: Vec<NodeDevice> = self.devices.iter().filter(|device| !device.lost).cloned().collect();
         let is_used = |set: &&Counters| devices.iter().any(|device| gpu_name(device.index) == set.name);
@@ -118,7 +119,7 @@ impl Inventory {
     }
 }
 
-/// Which kinds a GPU is published as.
+/// The kinds of device as which a GPU is published.
 struct PublishedKinds {
     shared: bool,
     mig: bool,
@@ -128,7 +129,7 @@ impl PublishedKinds {
     fn of(offer: &Offer, version: Version) -> Self {
         let in_mig = offer.gpu.mig;
         if version < Version::MIXED {
-            // The scheduler may give out two devices of one GPU that exclude each other, so there is one kind only.
+            // The scheduler may allocate two devices of one GPU that exclude each other, so there is only one kind.
             return Self { shared: !in_mig, mig: in_mig };
         }
         Self { shared: !in_mig || offer.switches, mig: in_mig || offer.switches }
@@ -306,7 +307,7 @@ pub(crate) mod tests {
         assert_eq!(unique.len(), inventory.devices.len());
     }
 
-    /// Whatever two devices the scheduler takes together, they exist together on the hardware.
+    /// Any two devices that the scheduler can allocate together can exist together on the hardware.
     #[test]
     fn what_excludes_each_other_draws_on_one_counter() {
         let inventory = Inventory::of(&offers(1, true, true), Version::MIXED);

@@ -1,10 +1,10 @@
-//! Compares what the API server has of a node's slices with what was sent.
+//! Compares a node's ResourceSlices on the API server with the ones that were sent.
 
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 
 use crate::{DroppedError, ObjectExt as _, Version};
 
-/// Is what there is, of this generation, what is wanted?
+/// Do the existing slices, of this generation, equal the wanted ones?
 #[must_use]
 pub fn is_as_wanted(there: &[ResourceSlice], wanted: &[ResourceSlice], generation: i64) -> bool {
     let same = |slice: &ResourceSlice| {
@@ -66,7 +66,7 @@ pub fn refuse_dropped_taints(
     Err(DroppedError { gate: "DRADeviceTaints", since: Version::TAINTS })
 }
 
-/// An API server whose feature gates are off stores what is left, and the scheduler would give out whole GPUs as shares.
+/// An API server whose feature gates are off drops fields, and the scheduler would allocate whole GPUs as shares.
 ///
 /// # Errors
 /// [`DroppedError`] if it has dropped shares or counters.

@@ -1,4 +1,4 @@
-//! An inventory as ResourceSlices: counters in slices of their own, devices in their order in the others.
+//! Builds ResourceSlices from an inventory: counters in slices of their own, devices in their order in the others.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
-use crate::names::{DRIVER, TAINT_LOST, size_marker};
+use crate::names::{COMPUTE_MARKER, DRIVER, TAINT_LOST, size_marker};
 
 /// The API server takes no more devices that draw on counters, or have taints, in one slice.
 const DEVICES_MAX: usize = 64;
 /// Nor more sets of counters.
 const COUNTER_SETS_MAX: usize = 8;
 
-/// What one slice holds: devices, or the counters that they draw on.
+/// The contents of one slice: devices, or the counters that they draw on.
 type Part = (Option<Vec<Device>>, Option<Vec<CounterSet>>);
 
-/// The slices of a node, all of generation 0: whoever publishes them numbers them.
+/// The slices of a node, all of generation 0: the publisher numbers them.
 pub fn slices(inventory: &Inventory, node: &Node) -> Vec<ResourceSlice> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let counters = inventory.counters.chunks(COUNTER_SETS_MAX);
@@ -101,8 +101,8 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
     }
 }
 
-/// Nobody new comes here. Who is here already stays: whether a pod can go on without its GPU, its owner knows, and a driver that
-/// does not answer for a moment must not end a day's work.
+/// No new pod comes here. Pods that run already stay: only its owner knows whether a pod can continue without its GPU, and a
+/// driver that does not answer for a moment must not end a day's work.
 fn lost() -> DeviceTaint {
     DeviceTaint { key: TAINT_LOST.to_owned(), effect: "NoSchedule".to_owned(), ..DeviceTaint::default() }
 }
@@ -111,6 +111,7 @@ fn capacity(bytes: u64, shared: bool) -> BTreeMap<String, DeviceCapacity> {
     let mut all = BTreeMap::from([("memory".to_owned(), memory(bytes, shared))]);
     if shared {
         all.insert(size_marker(whole_granules(bytes) >> 20), marker());
+        all.insert(COMPUTE_MARKER.to_owned(), marker());
     }
     all
 }
@@ -127,7 +128,7 @@ fn marker() -> DeviceCapacity {
     DeviceCapacity { value: amount("1"), request_policy: Some(policy) }
 }
 
-/// Memory in MiB; of a shared device it is given out in granules.
+/// Memory in MiB; that of a shared device is allocated in granules.
 fn memory(bytes: u64, shared: bool) -> DeviceCapacity {
     let mebi = |bytes: u64| Quantity(format!("{}Mi", bytes >> 20));
     if !shared {
@@ -161,7 +162,7 @@ pub(crate) mod tests {
         )
     }
 
-    /// What a node publishes.
+    /// The slices that a node publishes.
     pub(crate) fn node_slices(node: &str, gpus: u32, mig: bool, switches: bool) -> Vec<ResourceSlice> {
         let metadata = ObjectMeta { name: Some(node.to_owned()), ..ObjectMeta::default() };
         slices(
@@ -184,7 +185,7 @@ pub(crate) mod tests {
         assert_eq!(names, published, "the order of names is that of the devices");
     }
 
-    /// What an older scheduler is shown is what it can keep apart, in the shape that it can read.
+    /// An older scheduler gets only devices that it can distinguish, in a format that it can read.
     #[test]
     fn older_versions_are_shown_one_kind_of_device() {
         let kinds = |version: &str, mig: bool| {

@@ -1,4 +1,4 @@
-//! Why a pod is refused, one sentence each: what is wrong, what was given, what would be right.
+//! The reasons for refusing a pod, one sentence each: what is wrong, the value that was given, and a correct one.
 
 /// A refusal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,14 +9,14 @@ pub enum Denial {
     /// A label, annotation or resource whose value is none of those it can have.
     #[error("{what} is \"{given}\"; write {right}")]
     Malformed {
-        /// Which one.
+        /// Its name.
         what: String,
         /// Its value.
         given: String,
         /// Values it can have.
         right: String,
     },
-    /// The pod asks twice, and not for the same.
+    /// The pod has two different requests.
     #[error("{one} and {other} ask for different things; keep one of them")]
     Contradiction {
         /// The one.
@@ -24,10 +24,10 @@ pub enum Denial {
         /// The other.
         other: String,
     },
-    /// How many GPUs, but not how much of each.
+    /// It has a number of GPUs, but no amount of each.
     #[error("annotation gpu-fraction-num-devices also needs annotation gpu-fraction or gpu-memory")]
     NothingToMultiply,
-    /// Which container, but nothing for it.
+    /// The named container does not exist.
     #[error("annotation gpu-fraction-container-name is \"{given}\", but the pod has only {containers}")]
     NoSuchContainer {
         /// Its value.
@@ -35,12 +35,12 @@ pub enum Denial {
         /// Those there are.
         containers: String,
     },
-    /// Nobody says which container gets the GPU.
+    /// The container that gets the GPU is not named.
     #[error(
         "containers {0} ask for a GPU; one can have it, name it in annotation gpu-fraction-container-name"
     )]
     SeveralContainers(String),
-    /// A claim of ours in more than the container that gets the GPU.
+    /// A claim of cantle in more than the container that gets the GPU.
     #[error("container {0} names the claim \"cantle-gpu\", which is the injector's; take it out")]
     ForeignClaim(String),
     /// Something with which a container can get around its limit.
@@ -66,11 +66,20 @@ pub enum Denial {
         "spec.nodeName is \"{0}\", so no scheduler would give out its slice; write nodeSelector kubernetes.io/hostname in its place"
     )]
     NamedNode(String),
-    /// A weighted share or a cap of compute time, which pods cannot have.
+    /// A share of compute time that can't be kept.
+    #[error("{0}")]
+    Compute(String),
+    /// A share of compute time of no GPU.
     #[error(
-        "annotation {what} is \"{given}\", but pods have no compute shares yet: the driver divides compute time evenly; leave it out"
+        "annotation cantle.dev/compute is \"{0}\", but the pod asks cantle for no part of a GPU; add gpu-fraction, gpu-memory or the label \
+         clearml-injector/fraction"
     )]
-    NoComputeShares {
+    ComputeOfNothing(cantle_model::ComputeMode),
+    /// A share of compute time, or of the multiprocessors, in words that only NVIDIA's programs read.
+    #[error(
+        "annotation {what} is \"{given}\", which cantle cannot do; for a share of compute time write cantle.dev/compute: fair, or leave it out"
+    )]
+    NvidiasCompute {
         /// The annotation.
         what: String,
         /// Its value.

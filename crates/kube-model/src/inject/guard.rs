@@ -1,5 +1,5 @@
-//! What a pod with a slice may not have, because it would get around the limit. Limits do not rest on this: they lie in
-//! files that the node mounts read-only. It turns what would be caught later into a plain refusal.
+//! Refuses pods with a slice that could evade its limit. The limits do not depend on this check: they are in files that
+//! the node mounts read-only. The check turns a later failure into an immediate refusal.
 
 use cantle_model::is_withheld;
 use k8s_openapi::api::core::v1::{EnvVar, Pod, SecurityContext, VolumeMount};
@@ -9,7 +9,7 @@ use super::read::is_fraction_key;
 use super::{Denial, NO_DEVICES};
 use crate::names::MIG_RESOURCE;
 
-/// What can be set by whoever runs the injector.
+/// The settings that the operator of the injector can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     /// Environment variables that pods with a slice may not set, in addition to `CANTLE_…` and
@@ -17,7 +17,7 @@ pub struct Rules {
     pub denied_env: Vec<String>,
     /// How pods come to their slices.
     pub mode: InjectionMode,
-    /// Does somebody nominate nodes for pods with claims? Then kube-scheduler waits for that.
+    /// Are nodes nominated for pods with claims? Then kube-scheduler waits for that.
     pub packs: bool,
 }
 
@@ -37,10 +37,10 @@ pub enum InjectionMode {
 }
 
 impl Rules {
-    /// What moves libraries, and what NVIDIA's container runtime reads.
+    /// The variables that redirect libraries, and those that NVIDIA's container runtime reads.
     pub const DENIED_ENV: [&str; 4] = ["LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", NO_DEVICES.0];
 
-    /// Does a pod ask for a slice by this resource? With claims MIG profiles need no injector: they are device classes.
+    /// Does a pod request a slice by this resource? With claims MIG profiles need no injector: they are device classes.
     pub(crate) fn is_asking(&self, key: &str) -> bool {
         let takes_mig = matches!(self.mode, InjectionMode::Classic { mig_resources: true, .. });
         is_fraction_key(key) || (takes_mig && key.starts_with(MIG_RESOURCE))
@@ -54,7 +54,7 @@ impl Default for Rules {
     }
 }
 
-/// Of the node: GPUs, their limits, the driver's own libraries, and whoever starts containers. `/var/run` is `/run`.
+/// Of the node: GPUs, their limits, the driver's own libraries, and container runtimes. `/var/run` is `/run`.
 const NODE_PATHS: [&str; 17] = [
     "/dev/nvidia*",
     "/etc/cdi",
@@ -107,7 +107,7 @@ pub(crate) fn check_ephemeral(pod: &Pod, known: &[String], rules: &Rules) -> Res
     Ok(())
 }
 
-/// What all kinds of containers have.
+/// The common fields of all kinds of containers.
 struct Parts<'a> {
     name: &'a str,
     env: &'a Option<Vec<EnvVar>>,
@@ -151,7 +151,7 @@ fn is_denied_env(entry: &EnvVar, rules: &Rules) -> bool {
     !is_ours && (by_prefix || rules.denied_env.contains(&entry.name))
 }
 
-/// Is `path` of the node above, at or below something of ours?
+/// Is `path` of the node above, at or below a path of cantle?
 fn reaches(path: &str) -> bool {
     let path = plain(path);
     NODE_PATHS.iter().any(|guarded| match guarded.strip_suffix('*') {

@@ -1,6 +1,7 @@
-//! The injector: a pod that asks for a share of a GPU in ClearML's or Run:ai's words gets a claim for it. Pure: an
-//! `AdmissionReview` in, an answer out; nothing is created, so a dry run is like any other.
+//! The injector: gives a claim to a pod that requests a share of a GPU with ClearML's or Run:ai's labels. Pure: an
+//! `AdmissionReview` in, an answer out. It creates nothing, so a dry run needs no special handling.
 
+mod compute;
 mod containers;
 mod denial;
 mod guard;
@@ -15,6 +16,7 @@ mod tests;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
+pub use compute::{ANNOTATIONS as COMPUTE_ANNOTATIONS, annotations as compute_annotations};
 pub use denial::Denial;
 pub use guard::{InjectionMode, Rules};
 pub use overlooked::overlooked;
@@ -23,7 +25,6 @@ pub use read_back::missing_slice;
 pub use review::{Answer, ReviewOutcome, answer};
 
 use crate::names::{PACKING_GATE, SLICE_RESOURCE};
-use crate::nominate::is_packed;
 use containers::ContainerList;
 use target::TargetContainer;
 
@@ -32,13 +33,13 @@ pub(crate) use target::CLAIM;
 /// Label of a pod that has got a slice: the name of its claim's template.
 pub const SLICE_LABEL: &str = "cantle.dev/slice";
 
-/// What keeps NVIDIA's container runtime from handing out GPUs by environment, in addition to the claim.
+/// Keeps NVIDIA's container runtime from adding GPUs by environment variables, in addition to the claim.
 const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 
-/// The pod with its claim. What already is as it should be stays, so a second call changes nothing.
+/// The pod with its claim. Correct fields do not change, so a second call changes nothing.
 ///
 /// # Errors
-/// If what the pod asks makes no sense, contradicts itself, or would get around the limit.
+/// If the pod's request is invalid, contradicts itself, or would evade the limit.
 pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
     let typed: Pod = serde_json::from_value(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()))?;
     let Some(asked) = read::asked(&typed, rules)? else {
@@ -59,7 +60,7 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
     match &rules.mode {
         InjectionMode::Claim => {
             claim(&mut changed, &target, &template);
-            if rules.packs && is_packed(&typed, &asked.template) {
+            if rules.packs {
                 let gates = &mut changed["spec"]["schedulingGates"];
                 add(gates, PACKING_GATE, json!({"name": PACKING_GATE}));
             }
@@ -91,7 +92,7 @@ pub fn inject_ephemeral(pod: &Value, old: &Value, rules: &Rules) -> Result<Value
     Ok(changed)
 }
 
-/// A claim is given out by a scheduler, and there is none for a pod that names its node.
+/// A scheduler allocates claims, and a pod that names its node has no scheduler.
 fn check_placement(pod: &Pod, rules: &Rules) -> Result<(), Denial> {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty());
     match node {
@@ -104,7 +105,7 @@ fn each(pod: &mut Value, list: ContainerList) -> impl Iterator<Item = &mut Value
     pod["spec"].get_mut(list.key()).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
-/// Takes away the resources that the slice stands for.
+/// Removes the resources that the slice replaces.
 fn strip(container: &mut Value, rules: &Rules) {
     for kind in ["limits", "requests"] {
         if let Some(amounts) =
@@ -127,7 +128,7 @@ fn claim(pod: &mut Value, target: &TargetContainer, template: &str) {
     add(&mut container["resources"]["claims"], CLAIM, json!({"name": CLAIM}));
 }
 
-/// One slot of the node; how large the slice is says the label.
+/// One slot of the node; the label has the size of the slice.
 fn slot(pod: &mut Value, target: &TargetContainer, scheduler: &str) -> Result<(), Denial> {
     let spec = &mut pod["spec"];
     match spec["schedulerName"].as_str() {

@@ -1,17 +1,17 @@
-//! What a pod asks for and has not got, because nobody takes notice of it. The chart's policies say the same to whoever creates
-//! such a pod; this is for those that are there already.
+//! Finds requests of pods that were not fulfilled, because nothing processed them. The chart's policies warn the user who
+//! creates such a pod; this module finds the pods that exist already.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::read::{ANNOTATIONS, LABEL};
-use super::{SLICE_LABEL, missing_slice};
+use super::{SLICE_LABEL, compute, missing_slice};
 use crate::ObjectExt as _;
 use crate::phase::has_ended;
 
 /// Kubernetes' own scheduler.
 const SCHEDULER: &str = "default-scheduler";
 
-/// Why what a pod says has no effect, in words that are the same for all such pods of a namespace.
+/// The reason why a pod's setting has no effect, with the same text for all such pods of a namespace.
 pub fn overlooked(pod: &Pod) -> Option<String> {
     if has_ended(pod) {
         return None;
@@ -19,7 +19,8 @@ pub fn overlooked(pod: &Pod) -> Option<String> {
     if pod.annotations().contains_key(LABEL) && !pod.labels().contains_key(LABEL) {
         return Some(format!("annotation {LABEL} has no effect: it has to be a label"));
     }
-    if let Some(name) = ANNOTATIONS.iter().find(|name| pod.labels().contains_key(**name)) {
+    let mut annotations = ANNOTATIONS.iter().chain(&compute::ANNOTATIONS);
+    if let Some(name) = annotations.find(|name| pod.labels().contains_key(**name)) {
         return Some(format!("label {name} has no effect: it has to be an annotation"));
     }
     if let Some(why) = missing_slice(pod) {

@@ -1,4 +1,4 @@
-//! What a pod asks for, in the words of ClearML (CFGI, and the older resource) and of Run:ai.
+//! Reads a pod's request, in the formats of ClearML (CFGI, and the older resource) and of Run:ai.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use cantle_model::GRANULE_BYTES;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::containers::ContainerList;
-use super::{Denial, Rules};
+use super::{Denial, Rules, compute};
 use crate::names::MIG_RESOURCE;
 use crate::template_name::{MAX_DEVICES, MAX_MIB, PARTS, TemplateName, is_profile};
 
@@ -27,11 +27,6 @@ pub(crate) const CONTAINER_NAME: &str = "gpu-fraction-container-name";
 pub(super) const ANNOTATIONS: [&str; 5] =
     [GPU_FRACTION, GPU_MEMORY, NUM_DEVICES, MIG_PROFILE, CONTAINER_NAME];
 
-/// cantle's words for compute shares, which pods cannot have yet.
-const COMPUTE: [&str; 3] = ["cantle.dev/compute", "cantle.dev/compute-request", "cantle.dev/compute-limit"];
-/// The mode that every pod has.
-const EVEN: &str = "even";
-
 /// Less than a granule is nothing.
 const LEAST_MIB: u64 = GRANULE_BYTES >> 20;
 
@@ -39,7 +34,7 @@ const FRACTIONS: [&str; 8] = ["0.0625", "0.125", "0.250", "0.375", "0.500", "0.6
 const FRACTIONS_RIGHT: &str =
     "0.125, 0.250, 0.375, 0.500, 0.625, 0.750, 0.875, 0.0625, or a whole number of GPUs such as 1 or 2.0";
 
-/// What the pod asks for, and where it says so.
+/// The pod's request, and the field that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatedRequest {
     pub(crate) template: TemplateName,
@@ -63,33 +58,27 @@ pub(crate) fn amounts(container: &Container) -> Vec<(&str, &str)> {
     all
 }
 
-/// Everything the pod says must say the same.
+/// All requests of the pod must agree.
 pub(crate) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<StatedRequest>, Denial> {
-    without_compute_share(pod)?;
+    let compute = compute::stated(pod)?;
     let mut found = by_label(pod)?;
     found.extend(by_resource(pod, rules)?);
     found.extend(by_annotation(pod)?);
     if let Some(other) = found.iter().find(|other| other.template != found[0].template) {
         return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
     }
-    Ok(found.into_iter().next())
-}
-
-/// A compute share would be ignored, so it is refused, also in NVIDIA's words
-/// (`nvidia.com/container.NAME.gpu-compute.request`), of which the time-slicing mode is what pods have.
-fn without_compute_share(pod: &Pod) -> Result<(), Denial> {
-    let is_nvidias = |key: &str| key.starts_with("nvidia.com/container.") && key.contains(".gpu-compute.");
-    let asks = |(key, value): &(&String, &String)| match key.as_str() {
-        key if COMPUTE.contains(&key) => value.as_str() != EVEN,
-        key => is_nvidias(key) && !(key.ends_with(".mode") && value.as_str() == "time-slicing"),
-    };
-    match pod.metadata.annotations.iter().flatten().find(asks) {
-        Some((key, value)) => Err(Denial::NoComputeShares { what: key.clone(), given: value.clone() }),
-        None => Ok(()),
+    match found.into_iter().next() {
+        Some(first) => {
+            let template = compute::of_template(first.template, compute)?;
+            Ok(Some(StatedRequest { template, ..first }))
+        }
+        // It would be ignored.
+        None if compute.is_enforced() => Err(Denial::ComputeOfNothing(compute.mode)),
+        None => Ok(None),
     }
 }
 
-/// What a pod asks of cantle, in whichever words: to be injected, by a claim of ours, or as an instance of MIG. Nothing of what
+/// A pod's request to cantle, in any format: by injection, by a claim of cantle, or as a MIG instance. Nothing of what
 /// makes no sense: such a pod is refused.
 pub fn template_of(pod: &Pod) -> Option<TemplateName> {
     let asked = || asked(pod, &Rules::default()).ok().flatten().map(|asked| asked.template);
@@ -103,7 +92,7 @@ pub fn template_of(pod: &Pod) -> Option<TemplateName> {
     asked().or_else(|| templates.next()).or_else(instance)
 }
 
-/// How many whole GPUs a pod asks for as NVIDIA's resource.
+/// The number of whole GPUs that a pod requests as NVIDIA's resource.
 pub fn gpus_of(pod: &Pod) -> u32 {
     let limits = ContainerList::containers(pod).filter_map(|(_, _, container)| {
         container.resources.as_ref()?.limits.as_ref()?.get(GPU)?.0.parse::<u32>().ok()

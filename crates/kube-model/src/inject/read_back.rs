@@ -1,5 +1,5 @@
-//! Has a pod the slice that it asks for? Read back from the pod as the API server has made it: an injector that was not
-//! called leaves no other trace, and the pod would have all GPUs of its node.
+//! Checks that a pod has the slice that it requests, by reading the pod that the API server has created. An injector
+//! that was not called leaves no other trace, and the pod would have all GPUs of its node.
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -73,6 +73,7 @@ mod tests {
             json!({"annotations": {"gpu-fraction": "0.3"}}),
             json!({"annotations": {"gpu-memory": "4096"}}),
             json!({"annotations": {"mig-profile": "1g.10gb"}}),
+            json!({"annotations": {"gpu-fraction": "0.3", "cantle.dev/compute": "fair"}}),
         ] {
             let pod = asking(metadata);
             let why = missing(&pod).expect("nobody has injected it");
@@ -84,6 +85,17 @@ mod tests {
         }
         assert_eq!(missing(&asking(json!({}))), None, "it asks for nothing");
         assert!(missing(&asking(json!({"labels": {LABEL: "0.333"}}))).unwrap().contains("0.333"));
+    }
+
+    /// As an injector would leave it that knows slices and no shares of compute.
+    #[test]
+    fn a_slice_without_its_share_of_compute_is_missing() {
+        let fair = json!({"gpu-fraction": "0.5", "cantle.dev/compute": "fair"});
+        let mut pod =
+            inject(&asking(json!({"annotations": {"gpu-fraction": "0.5"}})), &Rules::default()).unwrap();
+        assert_eq!(missing(&pod), None);
+        pod["metadata"]["annotations"] = fair;
+        assert!(missing(&pod).is_some(), "half a GPU, and no share of its time");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `AdmissionReview` in, `AdmissionReview` out.
+//! Parses an `AdmissionReview` and builds the answer.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

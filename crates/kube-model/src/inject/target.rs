@@ -1,4 +1,4 @@
-//! Which container gets the GPU, and whether another one reaches for one too.
+//! Finds the container that gets the GPU, and checks that no other one requests a GPU too.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -19,7 +19,7 @@ pub(crate) struct TargetContainer {
     pub(crate) name: String,
 }
 
-/// By name if the pod says so, else the one that asks by its resources, else the first.
+/// The one that the pod names, else the one that requests GPUs in its resources, else the first.
 pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<TargetContainer, Denial> {
     let all: Vec<TargetContainer> = ContainerList::containers(pod)
         .map(|(list, at, c)| TargetContainer { list, at, name: c.name.clone() })
@@ -75,7 +75,7 @@ fn check_claim(pod: &Pod, asked: &StatedRequest) -> Result<(), Denial> {
 }
 
 /// Other resources of NVIDIA's, in any container, in addition to what the pod asks for. ClearML's manifests have `nvidia.com/gpu`
-/// next to the fraction: 1, or an eighth of a GPU each (their time slicing); the claim stands for it.
+/// next to the fraction: 1, or an eighth of a GPU each (their time slicing); the claim replaces it.
 pub(crate) fn check_other_devices(
     pod: &Pod,
     asked: &StatedRequest,
@@ -99,9 +99,9 @@ pub(crate) fn check_other_devices(
 
 fn stands_for(template: &TemplateName, given: &str) -> bool {
     let Some(count) = devices(given) else { return false };
-    match *template {
+    match *template.slice() {
         TemplateName::Fraction { parts, .. } => count == 1 || count * PARTS == 8 * parts,
         TemplateName::Whole { gpus } => count == gpus || count == 8 * gpus,
-        TemplateName::Memory { .. } | TemplateName::Mig { .. } => false,
+        TemplateName::Memory { .. } | TemplateName::Mig { .. } | TemplateName::Compute { .. } => false,
     }
 }

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod compute;
+
 fn pod(metadata: Value, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
@@ -178,33 +180,6 @@ fn malformed_amounts_are_refused_with_the_reason() {
 }
 
 #[test]
-fn compute_shares_are_refused_and_not_ignored() {
-    for (key, given) in [
-        ("cantle.dev/compute", "fair"),
-        ("cantle.dev/compute-request", "0.3"),
-        ("cantle.dev/compute-limit", "0.3"),
-        ("nvidia.com/container.main.gpu-compute.request", "0.3"),
-        ("nvidia.com/container.main.gpu-compute.mode", "sm-sharing"),
-    ] {
-        let text = refusal(&annotated(json!({"gpu-fraction": "0.5", key: given})));
-        assert!(
-            text.starts_with(&format!(
-                "annotation {key} is \"{given}\", but pods have no compute shares yet"
-            )),
-            "{text}"
-        );
-        refusal(&annotated(json!({key: given})));
-    }
-    let plain = annotated(json!({"gpu-fraction": "0.5"}));
-    for (key, given) in
-        [("cantle.dev/compute", "even"), ("nvidia.com/container.main.gpu-compute.mode", "time-slicing")]
-    {
-        let same = annotated(json!({"gpu-fraction": "0.5", key: given}));
-        assert_eq!(template(&same), template(&plain));
-    }
-}
-
-#[test]
 fn contradictions_are_refused_with_both_sides() {
     let half = json!({"clearml-injector/fraction": "0.500"});
     let with = |annotations: Value, limits: Value| {
@@ -326,7 +301,7 @@ fn limits_cannot_be_lifted() {
         let mut container = container;
         container["name"] = json!("side");
         let label = json!({"labels": {"clearml-injector/fraction": "0.250"}});
-        // In whichever container of the pod it is.
+        // In any container of the pod.
         for list in ["containers", "initContainers"] {
             let mut pod = pod(label.clone(), json!({"containers": [{"name": "main"}]}));
             match pod["spec"][list].as_array_mut() {

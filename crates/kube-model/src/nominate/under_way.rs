@@ -1,4 +1,4 @@
-//! What pods with a nomination will take.
+//! The capacity that pods with a nomination will take.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,9 @@ use super::{Nomination, Nominator};
 use crate::cluster::ViewGpu;
 
 impl<'a> Nominator<'a> {
-    /// Nominations as slices. kube-scheduler takes the first GPUs of a node that have room, in whichever order pods come to it, so
-    /// which GPU a pod was meant for says nothing. One that finds no room any more will be refused there.
+    /// Nominations as slices. kube-scheduler takes the first GPUs of a node with enough free memory, in the order in which
+    /// pods arrive, so the GPU that was chosen for a pod does not matter. One that finds no room any more will be refused
+    /// there.
     pub(super) fn under_way(
         &self,
         made: &BTreeMap<String, Nomination>,

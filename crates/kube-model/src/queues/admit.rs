@@ -1,4 +1,4 @@
-//! Which waiting tasks get a pod next. Pure.
+//! Decides which waiting tasks get a pod next. Pure.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,21 +12,21 @@ use super::outcome::is_gated;
 use super::pod_request::AdmittedSlices;
 use crate::phase::has_ended;
 
-/// Limit of one round: between two rounds somebody may want a task stopped.
+/// Limit of one round: between two rounds, a user may request a stop of a task.
 const AT_ONCE: usize = 64;
 
 /// A task that gets a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
-    /// Which of the queues.
+    /// The queue's position in the list.
     pub queue: usize,
     /// The task.
     pub task: String,
-    /// What the engine has found for it, where projects have quotas.
+    /// The scheduler's result for it, where projects have quotas.
     pub slices: Option<AdmittedSlices>,
 }
 
-/// How many more pods each queue may have.
+/// The number of further pods that each queue may have.
 pub fn free_counts(queues: &[QueueConfig], pods: &[impl Borrow<Pod>]) -> Vec<usize> {
     let room = |queue: &QueueConfig| {
         let of_queue = |pod: &&Pod| queue_of(pod) == Some(&queue.name) && !has_ended(pod);
@@ -73,7 +73,7 @@ pub fn surplus<'a>(queues: &[QueueConfig], pods: &'a [Pod]) -> Vec<&'a Pod> {
     surplus
 }
 
-/// Whose pod it is.
+/// The task of the pod.
 pub fn task_of(pod: &Pod) -> Option<&str> {
     pod.labels().get(TASK_LABEL).map(String::as_str)
 }

@@ -1,17 +1,15 @@
-//! From a task to its pod. Pure: the same task gives the same pod.
+//! Builds the pod of a task. Pure: the same task gives the same pod.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::{TaskRequest, runnable, sdk_command, tasks};
-use cantle_model::{GpuRequest, whole_granules};
 use serde_json::{Map, Value, json};
 
 use super::config::{QueueConfig, QueueFile};
-use super::pod_request::WEIGHT_LABEL;
+use super::own_request;
 use super::template::{merge, parts};
-use crate::inject::LABEL;
 
-/// Which controller a pod belongs to.
+/// The controller that a pod belongs to.
 pub const OWNER_LABEL: &str = "cantle.dev/queues";
 /// ClearML's label: the task.
 pub const TASK_LABEL: &str = "clearml-task-id";
@@ -19,16 +17,12 @@ pub const TASK_LABEL: &str = "clearml-task-id";
 pub const QUEUE_LABEL: &str = "clearml-agent-queue";
 /// The queue by name, which may be no label.
 pub const QUEUE_ANNOTATION: &str = "cantle.dev/queue";
-/// Nobody schedules a pod with it: the task is not ours yet.
+/// A pod with it is not scheduled: the task is not ours yet.
 pub const GATE: &str = "cantle.dev/task-not-taken";
 /// A pod does not vanish before its task's state is reported.
 pub const FINALIZER: &str = "cantle.dev/task-state";
 /// The container that the task runs in.
 pub const CONTAINER: &str = "task";
-
-/// Words in which a pod asks for GPU; a task that asks for itself takes the queue's away.
-const GPU_ANNOTATIONS: [&str; 4] = ["gpu-fraction", "gpu-memory", "gpu-fraction-num-devices", "mig-profile"];
-const GPU_RESOURCES: [&str; 2] = ["nvidia.com/", "clear.ml/fraction"];
 
 /// How tasks reach the server.
 #[derive(Debug, Clone)]
@@ -42,18 +36,18 @@ pub struct ServerAccess {
 /// Where the keys are.
 #[derive(Debug, Clone)]
 pub enum ServerKeys {
-    /// In the pod itself: whoever may read pods reads them.
+    /// In the pod itself: everyone with read access to pods can read them.
     Plain(cantle_clearml::Credentials),
     /// In a Secret with `access_key` and `secret_key`.
     Secret(String),
 }
 
-/// What all pods of a controller have in common.
+/// The common data of all pods of a controller.
 #[derive(Debug)]
 pub struct PodBuilder {
     /// Name of the controller.
     pub owner: String,
-    /// Which queues, and what their pods look like.
+    /// The queues, and the templates of their pods.
     pub file: QueueFile,
     /// How tasks reach the server.
     pub access: ServerAccess,
@@ -71,16 +65,9 @@ impl PodBuilder {
     /// If the task can't run so.
     pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
         let request = runnable(task).map_err(|why| why.to_string())?;
-        if request.compute.is_enforced() {
-            // A refusal is better than a promise that nothing enforces.
-            let mode = request.compute.mode;
-            return Err(format!(
-                "compute {mode} (parameter cantle/compute) is not available for pods yet; use even"
-            ));
-        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
-        apply_request(&mut template, &request)?;
+        own_request::apply(&mut template, &request);
         let mut env = Map::new();
         env.insert("env".to_owned(), Value::Array(self.env(&task.id, task_env)));
         merge(&mut template, env);
@@ -105,7 +92,7 @@ impl PodBuilder {
         Ok(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
     }
 
-    /// What ClearML's SDK and agent look for; then what the task's own container arguments say.
+    /// The variables that ClearML's SDK and agent read; then those of the task's own container arguments.
     fn env(&self, task: &str, given: BTreeMap<String, String>) -> Vec<Value> {
         let mut env: BTreeMap<String, Value> = BTreeMap::new();
         let mut put = |name: &str, value: &str| {
@@ -136,52 +123,6 @@ impl PodBuilder {
     /// As ClearML's glue names its workers.
     pub fn worker(&self, task: &str) -> String {
         format!("{}:{task}", self.owner)
-    }
-}
-
-/// What the task itself asks for goes before its queue's.
-pub fn apply_request(template: &mut Map<String, Value>, request: &TaskRequest) -> Result<(), String> {
-    if let Some(gpu) = &request.gpu {
-        take_gpu_away(template);
-        let own = match gpu {
-            GpuRequest::Fraction(share) if share.is_part() => {
-                json!({"annotations": {"gpu-fraction": share.to_string()}})
-            }
-            GpuRequest::Fraction(_) => json!({"resources": {"limits": {"nvidia.com/gpu": 1}}}),
-            GpuRequest::Gpus(n) => json!({"resources": {"limits": {"nvidia.com/gpu": n}}}),
-            GpuRequest::MigProfile(profile) => json!({"annotations": {"mig-profile": profile}}),
-            GpuRequest::Memory(bytes) => {
-                json!({"annotations": {"gpu-memory": (whole_granules(bytes.0) >> 20).to_string()}})
-            }
-        };
-        if let Value::Object(own) = own {
-            merge(template, own);
-        }
-    }
-    let amounts = [
-        (request.cpu_milli > 0).then(|| ("cpu", json!(format!("{}m", request.cpu_milli)))),
-        (request.memory_bytes > 0).then(|| ("memory", json!(request.memory_bytes.to_string()))),
-    ];
-    for (name, amount) in amounts.into_iter().flatten() {
-        let mut own = Map::new();
-        own.insert("resources".to_owned(), json!({"requests": {name: amount}}));
-        merge(template, own);
-    }
-    Ok(())
-}
-
-fn take_gpu_away(template: &mut Map<String, Value>) {
-    if let Some(Value::Object(labels)) = template.get_mut("labels") {
-        labels.remove(LABEL);
-        // It was the weight of what is taken away.
-        labels.remove(WEIGHT_LABEL);
-    }
-    if let Some(Value::Object(annotations)) = template.get_mut("annotations") {
-        annotations.retain(|name, _| !GPU_ANNOTATIONS.contains(&name.as_str()));
-    }
-    let Some(Value::Object(resources)) = template.get_mut("resources") else { return };
-    for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
-        amounts.retain(|name, _| !GPU_RESOURCES.iter().any(|prefix| name.starts_with(prefix)));
     }
 }
 
@@ -216,10 +157,11 @@ fn command(task: &tasks::Task, request: &TaskRequest) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use cantle_clearml::Credentials;
-    use cantle_model::{Bytes, ComputeMode, ComputeRequest, Milli};
+    use cantle_model::GpuRequest;
     use k8s_openapi::api::core::v1::Pod;
 
     use super::*;
+    use crate::inject::LABEL;
 
     const VALUES: &str = r#"
 agentk8sglue:
@@ -284,24 +226,6 @@ agentk8sglue:
     }
 
     #[test]
-    fn what_a_task_asks_for_goes_before_its_queue() {
-        let asked = |gpu| pod(&secret(), &task(&request(Some(gpu)))).unwrap();
-        let fraction = asked(GpuRequest::Fraction(Milli(300).into()));
-        assert_eq!(fraction["metadata"]["annotations"]["gpu-fraction"], "0.3");
-        assert!(fraction["metadata"]["labels"].get(LABEL).is_none(), "the queue's fraction contradicts it");
-        assert!(fraction["metadata"]["labels"].get(WEIGHT_LABEL).is_none(), "nor is its weight the task's");
-        assert_eq!(fraction["spec"]["containers"][0]["resources"]["limits"], json!({"memory": "1Gi"}));
-        let memory = asked(GpuRequest::Memory(Bytes(4 << 30)));
-        assert_eq!(memory["metadata"]["annotations"]["gpu-memory"], "4096");
-        let mig = asked(GpuRequest::MigProfile("1g.10gb".to_owned()));
-        assert_eq!(mig["metadata"]["annotations"]["mig-profile"], "1g.10gb");
-        let gpus = asked(GpuRequest::Gpus(2));
-        assert_eq!(gpus["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], 2);
-        let odd = asked(GpuRequest::Memory(Bytes(4_000_000_000)));
-        assert_eq!(odd["metadata"]["annotations"]["gpu-memory"], "3814", "whole granules");
-    }
-
-    #[test]
     fn a_tasks_own_container() {
         let mut given = task(&request(None));
         given.container.image = "own:2 -e X=1".to_owned();
@@ -337,10 +261,5 @@ agentk8sglue:
     fn a_task_that_cannot_run_says_why() {
         let nothing = tasks::Task { id: "7".into(), ..tasks::Task::default() };
         assert!(pod(&secret(), &nothing).unwrap_err().contains("neither a command"));
-        let fair = TaskRequest {
-            compute: ComputeRequest { mode: ComputeMode::Fair, ..ComputeRequest::default() },
-            ..request(None)
-        };
-        assert!(pod(&secret(), &task(&fair)).unwrap_err().contains("cantle/compute"));
     }
 }

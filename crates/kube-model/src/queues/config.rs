@@ -1,4 +1,4 @@
-//! Which queues become pods, and how these look: values in the words of ClearML's charts.
+//! The configuration of queues and pods, in the format of ClearML's charts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,42 +13,42 @@ use super::template::{merge, unknown_key, wrong_text};
 /// ClearML's own default.
 const DEFAULT_IMAGE: &str = "nvidia/cuda:12.6.3-cudnn-runtime-ubuntu20.04";
 
-/// What is wrong with such a file.
+/// The errors in such a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueFileError {
-    /// Not YAML, or with keys that nobody knows.
+    /// Not YAML, or with unknown keys.
     #[error("{0}")]
     Form(String),
     /// A key of a template.
     #[error("{place}: {key} is no key of a pod template; there are {known}")]
     Key {
-        /// Whose template.
+        /// The template's queue.
         place: String,
         /// As given.
         key: String,
-        /// What there is.
+        /// The known keys.
         known: String,
     },
     /// A label that is no text.
     #[error("{place}: {what} is not text; put it in quotes")]
     Text {
-        /// Whose template.
+        /// The template's queue.
         place: String,
-        /// Which entry.
+        /// The entry.
         what: String,
     },
     /// Files that can't be brought along.
     #[error("{place}: {what}")]
     Files {
-        /// Whose template.
+        /// The template's queue.
         place: String,
-        /// Which entry, and what would be right.
+        /// The entry, and a correct one.
         what: String,
     },
     /// A weight that is none.
     #[error("{place}: label {WEIGHT_LABEL} \"{given}\" is no number of GPUs; write something like \"0.5\"")]
     Weight {
-        /// Whose template.
+        /// The template's queue.
         place: String,
         /// As given.
         given: String,
@@ -61,7 +61,7 @@ pub enum QueueFileError {
     Twice(String),
 }
 
-/// The whole file; other parts of ClearML's values are none of ours.
+/// The whole file; other parts of ClearML's values are ignored.
 #[derive(Deserialize)]
 struct File {
     agentk8sglue: Glue,
@@ -158,7 +158,7 @@ pub struct QueueConfig {
     pub template: Map<String, Value>,
 }
 
-/// What the file says.
+/// The parsed file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueFile {
     /// The first one goes first.
@@ -222,7 +222,7 @@ impl QueueFile {
     }
 }
 
-/// The first line says it; the rest is a picture of the file.
+/// The first line has the error; the rest is an excerpt of the file.
 fn form(error: &dyn std::fmt::Display) -> QueueFileError {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();

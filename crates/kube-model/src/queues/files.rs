@@ -1,5 +1,5 @@
-//! Files that a template brings along (`fileMounts`). Their text goes into the pod itself, as annotations that a volume of the
-//! downward API shows as files: no other object has to be there before the pod, or to go after it.
+//! The files of a template (`fileMounts`). Their text goes into annotations of the pod, which a volume of the downward API
+//! shows as files. So no other object has to be created before the pod or deleted after it.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

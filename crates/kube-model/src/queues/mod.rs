@@ -1,10 +1,12 @@
-//! Tasks in ClearML's queues become pods. docs/adr/0008 says what holds at each point where the controller may die.
+//! Turns tasks in ClearML's queues into pods. docs/adr/0008 states what holds at each point where the controller may
+//! die.
 
 pub mod admit;
 pub mod builder;
 mod config;
 mod files;
 pub mod outcome;
+mod own_request;
 pub mod plan;
 pub mod pod_request;
 pub mod report;

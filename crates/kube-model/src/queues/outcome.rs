@@ -1,4 +1,4 @@
-//! From what a pod and its task say to what is to be done. Pure.
+//! Decides the next action for a task from the states of the task and its pod. Pure.
 
 use cantle_clearml::{ABORTED, StatusReason, StopRequest, tasks};
 use cantle_model::TaskStatus;
@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::builder::{CONTAINER, GATE};
 use crate::phase::{has_ended, phase};
 
-/// What is to be done about a pod.
+/// The next action for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodAction {
     /// All is as it should be.
@@ -19,7 +19,7 @@ pub enum PodAction {
     LiftGate,
     /// The task gets this status message.
     Report(String),
-    /// Somebody wants it stopped.
+    /// Its stop was requested.
     Stop,
     /// The task has come to this end; then the pod goes.
     End(TaskOutcome),
@@ -38,7 +38,7 @@ pub enum TaskOutcome {
     Completed,
     /// It failed, for this reason.
     Failed(String),
-    /// Somebody stopped it, for this reason.
+    /// It was stopped, for this reason.
     Stopped(&'static str),
 }
 
@@ -79,7 +79,7 @@ pub fn has_log(pod: &Pod) -> bool {
     })
 }
 
-/// What to do about a pod. `task` is what the server says of it, `None` if it has no such task.
+/// Decides the next action for a pod. `task` is the server's data of it, `None` if it has no such task.
 pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_grace_s: i64) -> PodAction {
     let Some((task, status)) = task.and_then(|task| Some((task, task.status?))) else {
         return PodAction::Remove("its task was deleted");
@@ -96,7 +96,7 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
             stopped_first(pod, PodAction::End(TaskOutcome::Stopped(ABORTED)))
         }
         TaskStatus::InProgress => judge_running(pod, now, image_grace_s),
-        // The SDK says so a moment before its process ends.
+        // The SDK reports that a moment before its process ends.
         TaskStatus::Completed | TaskStatus::Publishing if !has_ended(pod) && !is_gone(pod) => {
             PodAction::Nothing
         }
@@ -108,7 +108,7 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
 
 const STOPPED: &str = "its task was stopped";
 
-/// What is to be done once the pod has ended. Until then it has its time to end, and all of its log is to come.
+/// The action once the pod has ended. Until then it has its time to end, and all of its log is to come.
 fn stopped_first(pod: &Pod, then: PodAction) -> PodAction {
     if has_ended(pod) || is_gone(pod) {
         then
@@ -119,8 +119,8 @@ fn stopped_first(pod: &Pod, then: PodAction) -> PodAction {
     }
 }
 
-/// How a pod is stopped on its node: its time is over. A pod that is deleted loses its log as soon as it has ended, whoever has
-/// read it by then; one whose time is over stays until it is deleted.
+/// The stop of a pod on its node: its time is over. A deleted pod loses its log as soon as it has ended, even if nobody
+/// has read the log yet; one whose time is over stays until it is deleted.
 pub const STOP_DEADLINE_S: i64 = 1;
 
 fn is_stopping(pod: &Pod) -> bool {
@@ -132,13 +132,13 @@ pub fn is_on_node(pod: &Pod) -> bool {
     !node(pod).is_empty()
 }
 
-/// The server has decided that it makes room for another task, and why: `status_reason` says it.
+/// The server has decided that it makes room for another task, and why: `status_reason` has it.
 fn judge_evicted(pod: &Pod, task: &tasks::Task) -> PodAction {
     let deleted = pod.metadata.deletion_timestamp.is_some();
     match phase(pod) {
         "Succeeded" if !deleted => PodAction::End(TaskOutcome::Completed),
         "Failed" if !deleted && lost(pod).is_none() => PodAction::End(TaskOutcome::Failed(failure(pod))),
-        // What programs say about their end when they were asked to stop does not matter.
+        // The exit codes of programs that were asked to stop do not matter.
         _ => stopped_first(pod, PodAction::GiveBack(task.status_reason.clone())),
     }
 }
@@ -165,7 +165,7 @@ fn judge_running(pod: &Pod, now: Timestamp, image_grace_s: i64) -> PodAction {
             None => PodAction::End(TaskOutcome::Failed(failure(pod))),
         },
         _ if is_gone(pod) => PodAction::Requeue("its pod was deleted".to_owned()),
-        // It has its time to end. On a node that is lost it may go on, so nobody may run the task a second time yet.
+        // It has its time to end. On a lost node it may still run, so the task must not run a second time yet.
         _ if deleted => {
             let why = lost(pod).unwrap_or_else(|| "its pod was deleted".to_owned());
             PodAction::Report(format!(
@@ -225,7 +225,7 @@ fn judge_pending(pod: &Pod, now: Timestamp, image_grace_s: i64) -> PodAction {
     }
 }
 
-/// Why a pod that failed is not to blame: its node went, or somebody needed its place.
+/// Why a pod that failed is not to blame: its node is gone, or its place was needed.
 fn lost(pod: &Pod) -> Option<String> {
     let reason = pod.status.as_ref()?.reason.as_deref().unwrap_or_default();
     if reason == "DeadlineExceeded" && is_stopping(pod) {

@@ -1,5 +1,6 @@
-//! Which tasks may have pods now, and who has to stop for them, where projects have quotas. The decision is `sched`'s, as on
-//! machines without Kubernetes; here the cluster is put into its words. Pure. docs/adr/0011 says why it is put so.
+//! Decides which tasks may have pods now, and which tasks have to stop for them, where projects have quotas. The scheduler
+//! in `sched` decides, as on machines without Kubernetes. This module describes the cluster to it; docs/adr/0011 explains
+//! how. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use crate::{TemplateName, profile_of};
 /// The queue of pods that have been admitted and not yet got a place.
 const ADMITTED: &str = "admitted";
 
-/// A pod of a task of ours that is not over.
+/// A pod of one of our tasks that has not ended.
 #[derive(Clone, Debug, Default)]
 pub struct OwnPod {
     /// Its UID.
@@ -26,9 +27,9 @@ pub struct OwnPod {
     pub task: String,
     /// Name of the queue that the task came from.
     pub queue: String,
-    /// What it takes and counts.
+    /// Its resources, and its count under quotas.
     pub request: PodRequest,
-    /// What it was admitted with.
+    /// The placement with which it was admitted.
     pub admitted: AdmittedSlices,
     /// It was deleted and has not ended.
     pub is_ending: bool,
@@ -41,28 +42,28 @@ pub struct OwnPod {
 pub struct TaskCandidate {
     /// Name of its queue.
     pub queue: String,
-    /// What its pod will take and count.
+    /// The resources of its future pod, and its count under quotas.
     pub request: PodRequest,
-    /// What it says itself.
+    /// The task's own request.
     pub own_request: TaskRequest,
-    /// What the server says about it.
+    /// The server's data about it.
     pub waiting: WaitingTask,
 }
 
-/// What is to be done.
+/// The decision.
 #[derive(Debug, Default)]
 pub struct ClusterDecision {
     /// Tasks that may have a pod, in this order.
     pub starts: Vec<(String, AdmittedSlices)>,
     /// Why the others wait.
     pub waits: Vec<Wait>,
-    /// Who has to stop.
+    /// The tasks that have to stop.
     pub evictions: Vec<Eviction>,
-    /// UIDs of pods whose admitted slices somebody else has taken.
+    /// UIDs of pods whose admitted slices another pod has taken.
     pub stuck: Vec<String>,
 }
 
-/// What the engine is asked about.
+/// The input of the scheduler.
 pub struct ClusterQuestion<'a> {
     /// The cluster.
     pub view: &'a ClusterView,
@@ -107,7 +108,7 @@ pub fn plan(asked: &ClusterQuestion<'_>, now_ms: i64) -> Result<ClusterDecision,
     })
 }
 
-/// Who has something, ours and others; and those of ours that have no place yet.
+/// The pods that hold GPUs, ours and others; and those of ours that have no node yet.
 fn running<'a>(view: &ClusterView, own: &'a [OwnPod]) -> (Vec<Running>, Vec<&'a OwnPod>) {
     let by_uid: BTreeMap<&str, &OwnPod> = own.iter().map(|own| (own.uid.as_str(), own)).collect();
     let of_holding = |holding: &PodSlices| match by_uid.get(holding.pod.as_str()) {
@@ -154,7 +155,7 @@ fn running_of(
 }
 
 /// Places for those that have been admitted and wait for the cluster's scheduler, as the engine would choose them; it will
-/// be told the real ones. And those for which there is none any more: somebody else has taken their slices.
+/// get the real ones. And those for which there is none any more: another pod has taken their slices.
 fn placed<'a>(
     view: &ClusterView,
     world: &SnapshotBuilder,
@@ -189,7 +190,7 @@ fn counted(own: &OwnPod, fleet: &Fleet) -> Held {
     }
 }
 
-/// Queues as the engine knows them. Those without a GPU stand apart: there a task that names none would mean a whole one.
+/// Queues as the engine knows them. Pods without a GPU are separate: there a task that names none would mean a whole one.
 fn queues(view: &ClusterView, candidates: &[TaskCandidate]) -> Vec<Queue> {
     let mut queues: Vec<Queue> = Vec::new();
     for candidate in candidates {
@@ -223,8 +224,8 @@ fn waiting(view: &ClusterView, task: &str, request: &PodRequest) -> Waiting {
     waiting
 }
 
-/// What the engine is to find a place for. What NVIDIA's plugin alone gives out and nobody can see here (static MIG instances, time
-/// slices) is for the cluster's scheduler to find.
+/// A request for which the scheduler finds a place. The cluster's scheduler finds resources that only NVIDIA's plugin knows
+/// (static MIG instances, time slices).
 fn placed_here<'a>(view: &ClusterView, request: &'a PodRequest) -> Option<&'a TemplateName> {
     let given_here = match request.gpu.as_ref()? {
         TemplateName::Mig { profile } => {
@@ -240,8 +241,8 @@ fn gpus(view: &ClusterView) -> impl Iterator<Item = (&ViewNode, &ViewGpu)> {
     view.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)))
 }
 
-/// Kinds of GPU that will do; none if all will. A selector of nodes is one of kinds here: which of them is meant is mostly
-/// what it says.
+/// Kinds of GPU that will do; none if all will. A selector of nodes is one of kinds here: it usually names the intended
+/// one.
 fn models(view: &ClusterView, request: &PodRequest) -> Vec<String> {
     let PodRequest { selector, by_resource, .. } = request;
     let will_do = |node: &ViewNode, gpu: &ViewGpu| {
@@ -262,8 +263,8 @@ fn models(view: &ClusterView, request: &PodRequest) -> Vec<String> {
     good.into_iter().collect()
 }
 
-/// The cluster's GPUs. One that can be cut either way is what it is used as; while nobody uses it, it is for shares, and the
-/// last of each node for instances as long as somebody waits for one.
+/// The cluster's GPUs. A GPU that can serve both kinds counts as its present use. An unused GPU is for shares, and the last
+/// one of each node is for instances as long as a task waits for one.
 fn nodes(view: &ClusterView, own: &[OwnPod], candidates: &[TaskCandidate]) -> SnapshotBuilder {
     let mut requests = own.iter().map(|own| &own.request).chain(candidates.iter().map(|each| &each.request));
     let want_instances = requests.any(|request| matches!(request.gpu, Some(TemplateName::Mig { .. })));
@@ -277,7 +278,7 @@ fn nodes(view: &ClusterView, own: &[OwnPod], candidates: &[TaskCandidate]) -> Sn
             let slices = held.get(offer.gpu.uuid.0.as_str()).map(Vec::as_slice).unwrap_or_default();
             let cut = slices.iter().any(|(_, slice)| slice.mig.is_some());
             let is_spare = spare.is_some_and(|spare| spare.offer.gpu.uuid == offer.gpu.uuid);
-            // All of it is somebody else's: no part of what projects share.
+            // All of it belongs to another pod: no part of what projects share.
             let foreign = slices.iter().filter(|(holding, _)| !ours.contains(holding.pod.as_str()));
             let foreign_milli: u32 = foreign.map(|(_, slice)| slice.milli.0).sum();
             let in_mig = !offer.has_shares() || offer.has_instances() && (cut || is_spare);
@@ -299,10 +300,10 @@ fn by_gpu(view: &ClusterView) -> BTreeMap<&str, Vec<(&PodSlices, &Slice)>> {
     held
 }
 
-/// The reason why a task goes back to its queue when somebody else has taken its slices.
+/// The reason why a task goes back to its queue when another pod has taken its slices.
 pub const GONE: &str = "its room in the cluster is gone, and its project may have others stopped for it";
 
-/// Does the reason change only because somebody ahead has changed?
+/// Does the reason change only because a task ahead has changed?
 pub const fn is_behind(wait: &Wait) -> bool {
     matches!(wait.reason, cantle_sched::Reason::Behind { .. })
 }

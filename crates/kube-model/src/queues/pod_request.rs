@@ -1,4 +1,4 @@
-//! What a task's pod takes of the cluster and counts against quotas, read from the pod, or from what it will be. Pure.
+//! The resources that a task's pod takes and that count against quotas, from the pod or from its template. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::builder::apply_request;
+use super::own_request;
 use super::template::parts;
 use crate::inject::{gpus_of, template_of};
 use crate::template_name::TemplateName;
 
 /// ClearML's label: what a pod counts against quotas, in GPUs.
 pub const WEIGHT_LABEL: &str = "required-resources";
-/// What a pod was admitted with.
+/// The placement with which a pod was admitted.
 const ROOM_ANNOTATION: &str = "cantle.dev/room";
 
-/// What a pod wants.
+/// The request of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRequest {
     /// Of GPUs.
     pub gpu: Option<TemplateName>,
     /// Does it ask by the resource of NVIDIA's device plugin?
     pub by_resource: bool,
-    /// What it counts of GPUs against quotas, in thousandths, if it says so.
+    /// Its count of GPUs against quotas, in thousandths, if it states one.
     pub quota_milli: Option<u64>,
     /// Labels of nodes that will do.
     pub selector: BTreeMap<String, String>,
 }
 
-/// What a pod was admitted with: what is reported to the server that it holds, until its placement is known.
+/// The record of a pod's admission: what is reported to the server that it holds, until its placement is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdmittedSlices {
-    /// Where the engine has found room for it.
+    /// The place that the scheduler has found for it.
     pub slices: Vec<Slice>,
     /// The project that it counts to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,7 +61,7 @@ impl PodRequest {
     pub fn of_task(template: &Map<String, Value>, request: &TaskRequest) -> Self {
         let mut template = template.clone();
         // What can't be had at all is refused when the pod is created.
-        let _ = apply_request(&mut template, request);
+        own_request::apply(&mut template, request);
         let (metadata, mut spec, container) = parts(&template);
         let mut resources = container["resources"].clone();
         for kind in ["limits", "requests"] {
@@ -106,7 +106,7 @@ pub fn weight_milli(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::GpuRequest;
+    use cantle_model::{ComputeMode, ComputeRequest, GpuRequest};
 
     use super::*;
 
@@ -147,6 +147,20 @@ mod tests {
             (Some(TemplateName::Fraction { parts: 2500, gpus: 1 }), None),
             "its own"
         );
+    }
+
+    #[test]
+    fn a_share_of_compute_counts_where_it_is_the_greater_part() {
+        let queue = json!({"labels": {"clearml-injector/fraction": "0.250", WEIGHT_LABEL: "0.25"}});
+        let counted = |request: Option<u32>| {
+            let compute =
+                ComputeRequest { mode: ComputeMode::Fair, request: request.map(Milli), limit: None };
+            let own = of(queue.clone(), &TaskRequest { compute, ..TaskRequest::default() });
+            (own.gpu.map(|gpu| gpu.request([])), own.quota_milli)
+        };
+        let part = |milli: u32| Some(GpuRequest::Fraction(Milli(milli).into()));
+        assert_eq!(counted(None), (part(250), Some(250)));
+        assert_eq!(counted(Some(750)), (part(750), None), "what it takes, and not the queue's weight");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The cluster as one node, for `cantle gpus`, `projects` and `why`. Pure.
+//! Reports the cluster as one node, for `cantle gpus`, `projects` and `why`. Pure.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> 
     }
 }
 
-/// What a queue's tasks get, as on the command line of an agent.
+/// The slice of a queue's tasks, as on the command line of an agent.
 fn spec(gpu: Option<&TemplateName>) -> String {
     match gpu {
         Some(TemplateName::Fraction { parts, gpus: 1 }) => Fraction::from_ten_thousandths(*parts).to_string(),
@@ -79,5 +79,6 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
         mode,
         allocated_milli: allocated,
         slices,
+        fault: None,
     }
 }

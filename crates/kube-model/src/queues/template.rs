@@ -1,11 +1,11 @@
-//! A pod template in the flat form of ClearML's charts: which keys it has, where they go in a pod, and how one is laid
-//! over another.
+//! A pod template in the flat form of ClearML's charts: its keys, their places in a pod, and how one template overrides
+//! another.
 
 use serde_json::{Map, Value, json};
 
 use super::files;
 
-/// Where a key goes.
+/// The place of a key in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Metadata,
@@ -76,8 +76,8 @@ pub(crate) fn wrong_text(template: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// Lays one template over another: maps and named lists entry by entry, tolerations together, the rest as a whole. What is
-/// `null` above is taken away.
+/// Lays one template over another: maps and named lists entry by entry, tolerations together, the rest as a whole. A
+/// `null` in the upper template removes the entry.
 pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, above) in over {
         match (base.get_mut(&key), above) {
@@ -101,7 +101,7 @@ fn merge_list(key: &str, below: &mut Vec<Value>, above: Vec<Value>) {
     };
     for each in above {
         match below.iter_mut().find(|other| other.get(name).is_some() && other.get(name) == each.get(name)) {
-            // Whole: half of an old variable's source beside a new value would be neither.
+            // Replaced as a whole: half of an old variable's source next to a new value would be neither.
             Some(other) => *other = each,
             None => below.push(each),
         }

@@ -1,10 +1,10 @@
-//! The order of calls in one turn of the controller: from what is known to the next call.
+//! The order of calls in one turn of the controller: decides the next call from what is known.
 //!
-//! The order is what keeps `maxPods` and keeps tasks from running twice (docs/adr/0008): create the pod, gated; renew the Lease,
-//! which fails if another replica has led since; take the task from its queue; lift the gate. What there is to do is decided
-//! twice: by the watch, which costs nothing and may be late, and again by a list, before anything is created.
+//! The order enforces `maxPods` and keeps tasks from running twice (docs/adr/0008): create the pod, gated; renew the Lease,
+//! which fails if another replica has led since; take the task from its queue; remove the gate. Each action is decided
+//! twice: from the watch, which costs nothing and may be late, and again from a list, before anything is created.
 
-/// Whose the Lease is.
+/// The holder of the Lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseState {
     /// Not this replica's. It may ask for it.
@@ -18,7 +18,7 @@ pub enum LeaseState {
     Held,
 }
 
-/// How far what is known of pods can be relied on.
+/// The reliability of the known state of pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WatchState {
     /// The first list has not come.
@@ -30,7 +30,7 @@ pub enum WatchState {
     Compared,
 }
 
-/// What is known of quotas.
+/// The known state of quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QuotaState {
     /// Nothing yet.
@@ -44,7 +44,7 @@ pub enum QuotaState {
     Settled,
 }
 
-/// What there is to do for waiting tasks.
+/// The work for waiting tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Tasks that may get a pod.
@@ -61,22 +61,22 @@ impl Work {
     }
 }
 
-/// What is known in one turn so far.
+/// The facts that are known in one turn so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// The Lease.
     pub lease: LeaseState,
     /// The watch of pods.
     pub watch: WatchState,
-    /// The server is to hear that somebody serves the queues.
+    /// A report to the server that the queues are served is due.
     pub is_report_due: bool,
     /// The queues, and the tasks of all pods, were read in this turn.
     pub has_read: bool,
-    /// What there is to do about each pod was done.
+    /// The actions for each pod were carried out.
     pub has_handled_pods: bool,
     /// Quotas.
     pub quotas: QuotaState,
-    /// What there is to do, as far as the watch knows.
+    /// The work, as far as the watch knows.
     pub by_watch: Option<Work>,
     /// The same by a list, which is never late.
     pub by_list: Option<Work>,
@@ -86,7 +86,7 @@ pub struct Known {
     pub has_taken: bool,
 }
 
-/// What is to be done next.
+/// The next call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TurnCall {
     /// Renew the Lease.
@@ -97,7 +97,7 @@ pub enum TurnCall {
     AwaitWatch,
     /// Compare the watch with a list, and forget what was known before another replica led.
     CompareWatch,
-    /// Report to the server that somebody serves the queues.
+    /// Report to the server that the queues are served.
     ReportWorker,
     /// Read the queues, and the tasks of all pods.
     ReadTasks,
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Whatever is known: nothing is created before a list, and nothing is taken without the fence.
+    /// For any known facts: nothing is created before a list, and nothing is taken without the fence.
     #[test]
     fn no_way_around_the_fence() {
         let leases = [LeaseState::Free, LeaseState::Asked, LeaseState::Due, LeaseState::Held];

@@ -1,4 +1,5 @@
-//! Which tasks may be admitted where projects have quotas, and what is done of what the scheduler has decided.
+//! Decides which tasks may be admitted where projects have quotas, and which of the scheduler's decisions are carried
+//! out.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,7 @@ use super::pod_request::{AdmittedSlices, PodRequest};
 use crate::ObjectExt as _;
 use crate::phase::has_ended;
 
-/// The queues of a controller, and who waits in them.
+/// The queues of a controller, and the tasks that wait in them.
 #[derive(Clone, Copy, Debug)]
 pub struct ServedQueues<'a> {
     /// The first one goes first.
@@ -69,7 +70,7 @@ impl ServedQueues<'_> {
         admitted
     }
 
-    /// Nobody is stopped for a task whose queue may have no more pods.
+    /// No task is stopped for a task whose queue may have no more pods.
     #[must_use]
     pub fn allowed_evictions(&self, decision: &ClusterDecision, pods: &[impl Borrow<Pod>]) -> Vec<Eviction> {
         let free = free_counts(self.configs, pods);
@@ -95,7 +96,7 @@ impl ServedQueues<'_> {
 }
 
 impl OwnPod {
-    /// A pod of ours; none if it is over.
+    /// One of our pods; none if it has ended.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         if has_ended(pod) {

@@ -1,4 +1,4 @@
-//! Gives a pod its place, then binds it; where the GPU has to be reserved first, once that is done.
+//! Places a pod, then binds it. If the GPU has to be reserved first, this happens after the reservation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,13 +55,13 @@ impl Wish<'_> {
 }
 
 impl Binder {
-    /// What is known of a node.
+    /// The known state of a node.
     pub(super) fn record(&self, name: &str) -> Result<NodeRecord, String> {
         let node = self.nodes.get(&ObjectRef::new(name)).ok_or("it is not known yet")?;
         NodeRecord::of(&node).map_err(|error| error.to_string())
     }
 
-    /// Whatever fails in between is done again: the place is the pod's already.
+    /// A step that fails in between is repeated: the place is the pod's already.
     pub(super) async fn bind(&self, asked: &ExtenderBindingArgs) -> Result<(), KubeError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &asked.namespace);
         let pod = pods.get(&asked.name).await?;
@@ -108,7 +108,7 @@ impl Binder {
         }
     }
 
-    /// By what is known here, would it be placed now, or ask for more?
+    /// Would it be placed now, or request more GPUs, as far as is known here?
     fn is_worth_a_try(&self, wish: &Wish<'_>, node: &str) -> bool {
         let Ok(known) = self.record(node) else { return false };
         let mut record = known.clone();

@@ -1,4 +1,4 @@
-//! The news that something in the cluster has changed.
+//! Notifies waiting calls that something in the cluster has changed.
 
 use tokio::sync::watch;
 
@@ -15,7 +15,7 @@ impl Changes {
     /// The next one that was not asked for yet.
     pub(super) async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nobody watches any more: the program is ending.
+            // No watch runs any more: the program is ending.
             std::future::pending::<()>().await;
         }
     }

@@ -1,5 +1,5 @@
-//! What kube-scheduler asks about pods that want a slice: which nodes have room (filter), which is best (prioritize), and to
-//! put it there (bind). It holds nothing: what is given out stands in the nodes.
+//! Answers kube-scheduler about pods that request a slice: which nodes have capacity (filter), which is best (prioritize),
+//! and the placement itself (bind). It has no state: the nodes record what is allocated.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -38,7 +38,7 @@ const MAX_BODY_BYTES: usize = 8 << 20;
 const SCORE_MAX: i64 = 10;
 
 /// Serves until `stop` ends. It answers when it knows the nodes. `observers` is where `/healthz`, `/readyz` and `/metrics` are.
-/// Where NVIDIA's device plugin gives out the GPUs, they are reserved by pods of this kind.
+/// Pods of this kind reserve the GPUs where NVIDIA's device plugin allocates them.
 ///
 /// # Errors
 /// If the listener fails.
@@ -93,7 +93,7 @@ async fn known(nodes: Store<Node>, metrics: Arc<Metrics>) {
 }
 
 async fn healthz(State(binder): State<Binder>) -> &'static str {
-    // An error means that nobody watches any more; then the program is ending.
+    // An error means that no watch runs any more; then the program is ending.
     let _ = binder.nodes.wait_until_ready().await;
     "ok\n"
 }

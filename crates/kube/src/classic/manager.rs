@@ -1,4 +1,5 @@
-//! The slices of a node: made when a container is about to start, taken back when its pod has ended.
+//! Manages the slices of a node: creates one when a container is about to start, and releases it when its pod has
+//! ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +24,7 @@ use cantle_kube_model::classic::reserve::{Devices, HeldDevice, holder, together}
 use cantle_kube_model::classic::slice_decision;
 use cantle_kube_model::phase::has_ended;
 
-/// A place whose pod has not come by then was given to one that was not bound after all.
+/// A placement whose pod has not arrived by then belongs to a pod that was not bound.
 const BOUND_WITHIN_MS: i64 = 60_000;
 
 /// Holds the slices.
@@ -34,9 +35,9 @@ pub(super) struct Manager {
     cdi_dir: PathBuf,
     grants: Arc<AllocatableGpus>,
     pub(super) metrics: Arc<Metrics>,
-    /// NVIDIA's device plugin gives out the GPUs: only those are used that pods of ours have.
+    /// NVIDIA's device plugin allocates the GPUs: only those of cantle's own pods are used.
     reservation: bool,
-    /// One thing at a time: what is looked at must not change meanwhile.
+    /// One thing at a time: the compared state must not change meanwhile.
     turn: Mutex<()>,
 }
 
@@ -64,7 +65,7 @@ impl Manager {
         let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
         let uid = pods.get(&holder.pod).await?.uid().unwrap_or_default();
-        // Whoever has ended makes room first.
+        // Pods that have ended are removed first.
         self.take_back().await?;
         let record = NodeRecord::of(&self.nodes().get(&self.node).await?)?;
         let placement = record.placements.get(&uid);
@@ -101,8 +102,8 @@ impl Manager {
         }
     }
 
-    /// Takes back what pods hold that have ended, and what was written down for them; where other pods can have GPUs, it is
-    /// written down who has which.
+    /// Releases what ended pods hold, and removes their records. Where other pods can have GPUs, it records which pod has
+    /// which GPU.
     pub(super) async fn settle(&self) -> Result<(), KubeError> {
         let turn = self.turn.lock().await;
         self.take_back().await?;
@@ -134,8 +135,8 @@ impl Manager {
         change(&self.nodes(), &self.node, strike_out).await
     }
 
-    /// Takes back the leases of all others; gives those that stand then, and those that are gone. A pod that was deleted
-    /// by force is gone from the API server while it still runs: it keeps what it has.
+    /// Releases the leases of all others; returns the active ones and the released ones. A pod that was deleted by force
+    /// is gone from the API server while it still runs: it keeps what it has.
     async fn revoke(
         &self,
         live: BTreeSet<String>,
@@ -157,7 +158,7 @@ impl Manager {
         .await
     }
 
-    /// Slots that nobody has stand for nothing.
+    /// Unused slots have no meaning.
     async fn remove_specs(&self) -> Result<(), KubeError> {
         let failed = |why| KubeError::Cdi { dir: self.cdi_dir.clone(), why };
         let specs = cdi::ids(&self.cdi_dir).map_err(failed)?;
@@ -171,9 +172,9 @@ impl Manager {
         Ok(())
     }
 
-    /// Writes down what the node offers; says whether that is anything.
+    /// Records the node's offers; returns whether there are any.
     pub(super) async fn publish(&self) -> Result<bool, KubeError> {
-        // What was seen first must not be written last.
+        // An older observation must not overwrite a newer one.
         let _turn = self.turn.lock().await;
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
         let devices = self.devices().await?;
@@ -202,7 +203,7 @@ impl Manager {
         Ok(!offered.is_empty())
     }
 
-    /// What NVIDIA's device plugin gives out, and to whom; none where the GPUs are cantle's alone.
+    /// The allocations of NVIDIA's device plugin, by pod; none where the GPUs belong to cantle alone.
     async fn devices(&self) -> Result<Option<Devices>, KubeError> {
         if !self.reservation {
             return Ok(None);
@@ -222,7 +223,7 @@ impl Manager {
         Ok(Some(devices))
     }
 
-    /// What was written down may be old: no container starts on a GPU that has just become somebody else's.
+    /// The record may be old: no container starts on a GPU that another pod has just got.
     async fn check_reserved(
         &self,
         placement: &PlacedPod,

@@ -1,4 +1,4 @@
-//! What the extender counts.
+//! The metrics of the extender.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use cantle_metrics::{Exposition, MetricKind};
 
 use crate::observe::{Calls, Observed};
 
-/// A look at all nodes of a large cluster takes milliseconds; to bind, three calls of the API server.
+/// A scan of all nodes of a large cluster takes milliseconds; a bind takes three calls of the API server.
 const BOUNDS_S: [f64; 8] = [0.0005, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.5, 2.5];
 
 pub(super) struct Metrics {
@@ -33,7 +33,7 @@ impl Metrics {
         self.ready.store(true, Ordering::Release);
     }
 
-    /// How often a pod found no room.
+    /// Number of times that a pod did not fit.
     pub(super) fn refused(&self) -> u64 {
         self.filter.count(1)
     }

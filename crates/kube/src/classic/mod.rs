@@ -7,8 +7,8 @@
 //! pod ◄─ container engine ◄─ CDI spec of the slot ◄─ slice ◄─ lease ◄──────────┘ PreStartContainer
 //! ```
 //!
-//! The kubelet knows nothing of GPUs here: it gives a pod any of the node's slots. Which pod has a slot it says itself
-//! when it is asked before the container starts, so nothing is guessed (docs/adr/0009). Where NVIDIA's device plugin gives out
+//! The kubelet knows nothing of GPUs here: it gives a pod any of the node's slots. Before the container starts, the plugin
+//! asks the kubelet which pod has the slot, so nothing is guessed (docs/adr/0009). Where NVIDIA's device plugin allocates
 //! the GPUs, pods of cantle's take them from it first (`reserve`, docs/adr/0012).
 
 mod bind;

@@ -17,24 +17,26 @@ use tokio::time::{sleep, timeout};
 
 use super::manager::Manager;
 use super::plugin::serve;
-use crate::node::{LOOK_EVERY, Label, Metrics, blocking, keep_partitioned, keep_watch, ticks};
+use crate::node::{
+    LOOK_EVERY, Label, Metrics, blocking, keep_containers, keep_partitioned, keep_watch, ticks,
+};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
-/// How long an end may go unnoticed; usually the watch shows it at once.
+/// The longest time until an end is detected; usually the watch shows it at once.
 const SETTLE_EVERY: Duration = Duration::from_secs(5);
 /// After the end of one pod more often follow.
 const TOGETHER: Duration = Duration::from_millis(200);
 
-/// What the device plugin has to know in addition to what every node has.
+/// The settings of the device plugin, in addition to those of every node.
 #[derive(Clone, Debug)]
 pub struct PluginConfig {
-    /// Where the kubelet's plugins are.
+    /// Directory of the kubelet's plugins.
     pub dir: PathBuf,
-    /// NVIDIA's device plugin gives out the GPUs: slices only where a pod of cantle's has one.
+    /// NVIDIA's device plugin allocates the GPUs: slices only where a pod of cantle's has one.
     pub reservation: bool,
 }
 
-/// Serves until `stop` is set. Pods go on with their slices, and the next one finds them.
+/// Serves until `stop` is set. Pods keep their slices, and the next plugin finds them.
 ///
 /// # Errors
 /// If it can't start, or the cluster does not have what it needs.
@@ -52,14 +54,16 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants), &config.node));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
-    let manager = Manager::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);
+    let manager =
+        Manager::new(client.clone(), &config, Arc::clone(&grants), Arc::clone(&metrics), plugin.reservation);
     let manager = Arc::new(manager);
-    // What can't be published at all is an error of the start; later ones pass.
+    // A failure of the first publication is an error of the start; later ones are retried.
     let (health, healthy) = watch::channel(manager.publish().await?);
     tokio::select! {
         served = serve(Arc::clone(&manager), healthy, &plugin.dir, stop) => served,
         never = keep_published(&manager, &health) => match never {},
         never = keep_watch(&grants) => match never {},
+        never = keep_containers(metrics, config.kubelet_dir.clone()) => match never {},
         never = keep_partitioned(label, async || turn_mig_on(&grants).await) => match never {},
         never = keep_settled(&manager, client, &config.node) => match never {},
     }
@@ -75,7 +79,7 @@ async fn keep_published(manager: &Manager, health: &watch::Sender<bool>) -> Infa
         look.tick().await;
         match manager.publish().await {
             Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now) != now)),
-            Err(error) => tracing::warn!(%error, "what is published stays as it is"),
+            Err(error) => tracing::warn!(%error, "the published devices do not change"),
         }
     }
 }

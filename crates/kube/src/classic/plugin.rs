@@ -1,4 +1,5 @@
-//! The device plugin: slots that say nothing. A slot becomes a slice when the container that has it is about to start.
+//! The device plugin. It offers slots without a meaning; a slot becomes a slice when the container that has it is about
+//! to start.
 
 use std::fs;
 use std::io;
@@ -32,7 +33,7 @@ const SLOTS: u32 = 256;
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// The plugin's.
 const SOCKET: &str = "cantle.dev-slice.sock";
-/// How often it is looked at whether the kubelet is still the one that knows the plugin.
+/// Interval of the check that the kubelet still knows the plugin.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 struct Plugin {
@@ -80,7 +81,7 @@ impl DevicePlugin for Plugin {
         Err(Status::unimplemented("one slot is as good as another"))
     }
 
-    /// A name for each slot; what it stands for is written down before the container is made.
+    /// A name for each slot; what it means is written before the container is made.
     async fn allocate(
         &self,
         request: Request<AllocateRequest>,
@@ -110,8 +111,8 @@ impl DevicePlugin for Plugin {
     }
 }
 
-/// Serves the kubelet whose plugins are in `dir` until `stop` is set. A kubelet that starts empties the directory and knows
-/// nobody, so then all begins again.
+/// Serves the kubelet whose plugins are in `dir` until `stop` is set. A starting kubelet empties the directory and knows no
+/// plugin, so the registration starts again.
 ///
 /// # Errors
 /// If the socket can't be made, or fails.

@@ -1,4 +1,4 @@
-//! Writes what a node's annotations say.
+//! Writes a node's annotations.
 
 use cantle_kube_model::classic::record::NodeRecord;
 use k8s_openapi::api::core::v1::Node;
@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::KubeError;
 
-/// Others write into nodes too: the kubelet every few minutes, and whoever places pods beside us.
+/// Others write into nodes too: the kubelet every few minutes, and any other scheduler.
 const TRIES: usize = 20;
 
-/// Changes what is written in a node, if nobody else has changed the node meanwhile; otherwise looks again.
+/// Changes the record of a node if the node has not changed meanwhile; otherwise reads it again.
 ///
 /// # Errors
-/// What `change` says; [`KubeError::Contended`] if others are always quicker.
+/// The error of `change`; [`KubeError::Contended`] if others are always quicker.
 pub(super) async fn change<T>(
     nodes: &Api<Node>,
     name: &str,

@@ -1,8 +1,9 @@
-//! Wakes pods that wait for room.
+//! Wakes pods that wait for capacity.
 //!
-//! kube-scheduler looks at a waiting pod again when a node changes, and asks the extender at once. If the extender hears of that
-//! change a moment later than the scheduler, it refuses the pod once more, and nobody would ask again before something else
-//! happens in the cluster. So a node on which room came free is changed a second time, when every cache has the first change.
+//! kube-scheduler looks at a waiting pod again when a node changes, and asks the extender at once. If the extender receives
+//! that change a moment later than the scheduler, it refuses the pod once more, and nothing would trigger another attempt
+//! before the next change in the cluster. So a node with new free capacity is changed a second time, when every cache has
+//! the first change.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,7 @@ impl Waker {
     /// Something happened to a node.
     pub(super) fn see(&self, event: &Event<Node>) {
         let (Event::Apply(node) | Event::InitApply(node)) = event else { return };
-        // What can't be read is reported where calls are answered.
+        // Unreadable records are reported where calls are answered.
         if let Ok(record) = NodeRecord::of(node) {
             self.freed().see(&record);
         }
@@ -41,7 +42,7 @@ impl Waker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For ever.
+    /// Runs forever.
     pub(super) async fn run(self: Arc<Self>, nodes: Api<Node>, metrics: Arc<Metrics>) {
         let (mut turn, mut refused) = (ticks(AFTER), 0);
         loop {
@@ -50,16 +51,16 @@ impl Waker {
             let Some(node) = freed.filter(|_| metrics.refused() != refused) else { continue };
             refused = metrics.refused();
             if let Err(error) = touch(&nodes, &node).await {
-                tracing::warn!(node, %error, "pods that wait may hear late of free room");
+                tracing::warn!(node, %error, "waiting pods may learn late of free capacity");
             }
         }
     }
 }
 
-/// Where room came free.
+/// The nodes with new free capacity.
 #[derive(Default)]
 struct Freed {
-    /// How many placements each node had, and GPUs that other pods have.
+    /// The number of placements on each node, and of GPUs that other pods have.
     placed: BTreeMap<String, usize>,
     /// In this turn.
     now: Option<String>,

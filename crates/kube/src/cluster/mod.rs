@@ -23,11 +23,11 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// Pods that have a place and are not over: they hold what a device plugin gives.
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// What the API server says about GPUs.
+/// The API server's objects about GPUs.
 pub(crate) struct Watched {
     nodes: Store<Node>,
     pods: Store<Pod>,
-    /// Where claims on devices are served.
+    /// Set where the cluster serves claims on devices.
     claims: Option<(Store<ResourceSlice>, Store<ResourceClaim>)>,
     /// As it was at the start.
     gpu_is_claimed: bool,
@@ -39,7 +39,7 @@ impl Watched {
     /// Begins to watch.
     ///
     /// # Errors
-    /// If the API server does not say what it serves.
+    /// If the API server does not list its resources.
     pub(crate) async fn begin(client: &Client) -> Result<Self, KubeError> {
         let mut background = JoinSet::new();
         let all = Config::default;
@@ -105,9 +105,9 @@ async fn is_gpu_claimed(client: &Client) -> Result<bool, KubeError> {
 }
 
 /// Of a pod that is not ours only what it holds.
-fn strip(pod: &mut Pod) {
+pub(crate) fn strip(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
-    pod.metadata.labels = None;
+    // Its labels are what PodDisruptionBudgets go by.
     pod.metadata.annotations = None;
     pod.status = None;
     let Some(spec) = &mut pod.spec else { return };

@@ -1,7 +1,7 @@
-//! Prepares claims and takes them back.
+//! Prepares and unprepares claims.
 //!
-//! A lease is called after its claim, so that whatever dies at whatever moment, the same claim finds the same lease
-//! again, and a lease whose claim is gone is known by its name.
+//! A lease has the name of its claim. So after a crash at any moment, the same claim finds the same lease again, and
+//! the name identifies a lease whose claim is gone.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ impl Driver {
         Self { client, node: node.to_owned(), version, cdi_dir, grants, metrics, turn: Arc::default() }
     }
 
-    /// What the node's devices are published as; it has the node's name.
+    /// The pool of the node's devices; it has the node's name.
     pub(super) fn pool(&self) -> &str {
         &self.node
     }
@@ -109,7 +109,7 @@ impl Driver {
         .await
     }
 
-    /// Takes back what claims hold that are gone, which nobody will ask to unprepare any more.
+    /// Releases the slices of deleted claims, which the kubelet will not unprepare any more.
     pub(super) async fn sweep(&self) -> Result<(), KubeError> {
         let standing = blocking(&self.grants, |grants| Ok(grants.active()?)).await?;
         let specs = cdi::ids(&self.cdi_dir);

@@ -1,5 +1,5 @@
-//! Tells the kubelet which devices work, for the status of the pods that have them. Whoever has none yet is kept away by a
-//! taint, or because the devices of a lost GPU are published no more.
+//! Reports to the kubelet which devices work, for the status of the pods that have them. New pods are kept away by a
+//! taint, or because the devices of a lost GPU are no longer published.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::driver::Driver;
 use crate::node::ticks;
 use crate::socket::stopped;
 
-/// How often a kubelet hears. It takes what is older than 30 seconds for unknown.
+/// Interval of reports to the kubelet. It takes what is older than 30 seconds for unknown.
 const EVERY: Duration = Duration::from_secs(5);
 
 use super::proto::health::dra_resource_health_server::DraResourceHealth;

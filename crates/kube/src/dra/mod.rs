@@ -1,4 +1,4 @@
-//! The DRA driver of a node: which devices it publishes, and what happens when the kubelet prepares a claim.
+//! The DRA driver of a node: publishes its devices, and prepares claims for the kubelet.
 //!
 //! ```text
 //! GPUs ─► devices ─► ResourceSlices ─► the cluster's scheduler ─► ResourceClaim (allocated)

@@ -13,15 +13,15 @@ use tokio::time::sleep;
 use super::driver::Driver;
 use super::plugin::serve;
 use super::publish::Publisher;
-use crate::node::{LOOK_EVERY, Label, Metrics, keep_partitioned, keep_watch, ticks};
+use crate::node::{LOOK_EVERY, Label, Metrics, keep_containers, keep_partitioned, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
-/// How often claims are looked for that are gone.
+/// Interval of the search for deleted claims.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Wait before an API server that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Serves until `stop` is set. Pods go on with their slices, and the next driver finds them.
+/// Serves until `stop` is set. Pods keep their slices, and the next driver finds them.
 ///
 /// # Errors
 /// If it can't start, or the cluster does not have what it needs.
@@ -38,14 +38,16 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
     let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
-    let driver = Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants), metrics);
+    let driver =
+        Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants), Arc::clone(&metrics));
     let publisher = Publisher::new(&client, &node);
-    // What can't be published at all is an error of the start; later ones pass.
+    // A failure of the first publication is an error of the start; later ones are retried.
     publisher.publish(&driver.inventory().await?).await?;
     tokio::select! {
         served = serve(driver.clone(), &kubelet_dir, stop) => served,
         never = keep_published(&driver, &publisher) => match never {},
         never = keep_watch(&grants) => match never {},
+        never = keep_containers(metrics, kubelet_dir.clone()) => match never {},
         never = keep_swept(&driver) => match never {},
         never = keep_partitioned(label, async || driver.turn_mig_on().await) => match never {},
     }
@@ -69,7 +71,7 @@ async fn keep_published(driver: &Driver, publisher: &Publisher) -> Infallible {
         let inventory = match driver.inventory().await {
             Ok(inventory) => inventory,
             Err(error) => {
-                tracing::error!(%error, "what is published stays as it is");
+                tracing::error!(%error, "the published devices do not change");
                 continue;
             }
         };

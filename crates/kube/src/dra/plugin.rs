@@ -1,4 +1,4 @@
-//! The two sockets of a DRA driver: one where the kubelet learns of it, one where it asks for claims.
+//! The two sockets of a DRA driver: one for registration with the kubelet, and one for claims.
 //!
 //! The kubelet dials the first with its path as gRPC authority, percent-encoded, which no Rust server accepts (h2 answers
 //! PROTOCOL_ERROR). A `@` in the file's name makes all before it the user information of the authority, which is fine.
@@ -21,7 +21,7 @@ use crate::node::Metrics;
 use crate::socket::{listen, stopped};
 use cantle_kube_model::names::DRIVER;
 
-/// What a kubelet from 1.34 on speaks.
+/// The version that a kubelet from 1.34 on speaks.
 const SERVICE: &str = "v1.DRAPlugin";
 
 use super::proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
@@ -45,7 +45,7 @@ impl DraPlugin for Driver {
             self.metrics.prepared.ended(usize::from(prepared.is_err()), begun.elapsed());
             let answer = prepared.map_or_else(
                 |error| {
-                    tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "not prepared");
+                    tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "claim is not prepared");
                     NodePrepareResourceResponse { devices: Vec::new(), error: error.to_string() }
                 },
                 |devices| NodePrepareResourceResponse { devices, error: String::new() },
@@ -101,8 +101,8 @@ impl Registration for Registrar {
     }
 }
 
-/// Serves the kubelet whose directory is `kubelet_dir` until `stop` is set. What is announced can be asked: the registration
-/// comes last and goes first.
+/// Serves the kubelet whose directory is `kubelet_dir` until `stop` is set. An announced socket must already answer: the
+/// registration comes last and goes first.
 ///
 /// # Errors
 /// If a socket can't be made, or fails.

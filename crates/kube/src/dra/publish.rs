@@ -1,4 +1,4 @@
-//! Keeps what the API server has of a node's ResourceSlices equal to what the node offers.
+//! Keeps a node's ResourceSlices on the API server equal to what the node offers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -37,7 +37,7 @@ impl Publisher {
         format!("spec.driver={DRIVER},spec.nodeName={}", self.node)
     }
 
-    /// What happens to the node's slices, whoever does it: the kubelet removes them when it thinks that the driver is gone.
+    /// Changes of the node's slices, by any writer: the kubelet removes them when it thinks that the driver is gone.
     pub(super) fn changes(
         &self,
     ) -> impl futures_util::Stream<Item = Result<watcher::Event<ResourceSlice>, watcher::Error>> + use<> {

@@ -1,4 +1,4 @@
-//! The label by which a node's GPUs serve MIG instances.
+//! The label that makes a node's GPUs serve MIG instances.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -23,7 +23,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Label(Api<PartialObjectMeta<Node>>, watcher::Config);
 
 impl Label {
-    /// None where a list of GPUs says it instead.
+    /// `None` where a list of GPUs decides instead.
     pub(crate) fn of(client: &Client, config: &NodeConfig) -> Option<Self> {
         let this = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
         config.mig.is_none().then(|| Self(Api::all(client.clone()), this))
@@ -35,8 +35,8 @@ pub(super) fn is_for_mig(node: &impl ResourceExt) -> bool {
     node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG)
 }
 
-/// Has GPUs serve MIG instances from when the node's label says so. Those with slices follow when they have none any more, so it
-/// is tried again and again. Without the label they stay as they are, and from Hopper on serve whoever comes.
+/// Makes GPUs serve MIG instances once the node has the label. Those with slices follow when they have none any more, so it
+/// is tried again and again. Without the label they stay as they are, and from Hopper on serve any pod.
 pub(crate) async fn keep_partitioned(
     label: Option<Label>,
     turn_mig_on: impl AsyncFn() -> Result<(), KubeError>,
@@ -54,7 +54,7 @@ pub(crate) async fn keep_partitioned(
             _ = look.tick() => {}
         }
         if is_wanted && let Err(error) = turn_mig_on().await {
-            tracing::warn!(%error, "GPUs stay in the mode that they have");
+            tracing::warn!(%error, "GPUs keep their mode");
         }
     }
 }

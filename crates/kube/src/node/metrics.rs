@@ -1,12 +1,13 @@
-//! What the driver of a node counts, whichever way pods come to their slices.
+//! The metrics of a node's driver, for both paths.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_metrics::{Exposition, MetricKind, precise};
 use cantle_node::{AllocatableGpus, SliceUsage};
 
+use super::kubelet::Containers;
 use crate::observe::{Calls, Observed};
 
 /// A share is files; for a MIG instance the GPU takes a second.
@@ -17,14 +18,21 @@ pub(crate) struct Metrics {
     /// Name of the node.
     node: String,
     registered: AtomicBool,
-    /// What pods were given when they were about to start.
+    containers: Mutex<Containers>,
+    /// Preparations of slices for pods that were about to start.
     pub(crate) prepared: Calls,
 }
 
 impl Metrics {
     pub(crate) fn new(grants: Arc<AllocatableGpus>, node: &str) -> Self {
         let prepared = Calls::new(&["made", "failed"], &BOUNDS_S);
-        Self { grants, node: node.to_owned(), registered: AtomicBool::new(false), prepared }
+        let (registered, containers) = (AtomicBool::new(false), Mutex::default());
+        Self { grants, node: node.to_owned(), registered, containers, prepared }
+    }
+
+    /// The container of each slice.
+    pub(crate) fn know_containers(&self, containers: Containers) {
+        *self.containers.lock().unwrap_or_else(PoisonError::into_inner) = containers;
     }
 
     /// The kubelet knows the driver.
@@ -39,12 +47,13 @@ impl Observed for Metrics {
     }
 
     fn write(&self, text: &mut Exposition) {
-        // What can't be read now is not shown as if there were nothing.
+        // Values that cannot be read now are omitted, not shown as 0.
         if let Ok(used) = self.grants.usage() {
             let leases: BTreeSet<&str> = used.iter().map(|slice| slice.lease.0.as_str()).collect();
             text.family(MetricKind::Gauge, "cantle_driver_slices", "Slices that pods of this node hold.");
             text.sample(&[], precise(leases.len() as u64));
-            write_usage(text, &self.node, &used);
+            let containers = self.containers.lock().unwrap_or_else(PoisonError::into_inner);
+            write_usage(text, &self.node, &containers, &used);
         }
         text.family(
             MetricKind::Counter,
@@ -61,12 +70,13 @@ impl Observed for Metrics {
     }
 }
 
-/// With the labels that dcgm-exporter gives to what it says of a GPU and the pod that has it.
-fn write_usage(text: &mut Exposition, node: &str, used: &[SliceUsage]) {
-    let mut family = |kind, name, help: &str, value: fn(&SliceUsage) -> u64| {
+/// With the labels that dcgm-exporter gives to the metrics of a GPU and its pod.
+fn write_usage(text: &mut Exposition, node: &str, containers: &Containers, used: &[SliceUsage]) {
+    let mut family = |kind, name, help: &str, value: fn(&SliceUsage) -> Option<f64>| {
         text.family(kind, name, help);
-        for slice in used {
+        for (slice, value) in used.iter().filter_map(|slice| Some((slice, value(slice)?))) {
             let (namespace, pod) = slice.name.split_once('/').unwrap_or(("", &slice.name));
+            let container = containers.get(&slice.lease.0).or_else(|| containers.get(&slice.name));
             let index = slice.gpu.index.to_string();
             let labels = [
                 ("gpu", index.as_str()),
@@ -76,14 +86,36 @@ fn write_usage(text: &mut Exposition, node: &str, used: &[SliceUsage]) {
                 ("GPU_I_PROFILE", slice.mig_profile.as_deref().unwrap_or_default()),
                 ("namespace", namespace),
                 ("pod", pod),
+                ("container", container.map_or("", String::as_str)),
             ];
-            text.sample(&labels, precise(value(slice)));
+            text.sample(&labels, value);
         }
     };
-    let help = "What the pod may use of the GPU's memory.";
-    family(MetricKind::Gauge, "cantle_driver_memory_limit_bytes", help, |slice| slice.memory_limit_bytes);
-    let help = "What the pod uses of the GPU's memory.";
-    family(MetricKind::Gauge, "cantle_driver_memory_used_bytes", help, |slice| slice.memory_used_bytes);
+    let gauge = MetricKind::Gauge;
+    family(gauge, "cantle_driver_memory_limit_bytes", "What the pod may use of the GPU's memory.", |slice| {
+        Some(precise(slice.memory_limit_bytes))
+    });
+    family(gauge, "cantle_driver_memory_used_bytes", "What the pod uses of the GPU's memory.", |slice| {
+        Some(precise(slice.memory_used_bytes))
+    });
     let help = "Allocations beyond the pod's limit, refused.";
-    family(MetricKind::Counter, "cantle_driver_refused_allocations", help, |slice| slice.refused);
+    family(MetricKind::Counter, "cantle_driver_refused_allocations", help, |slice| {
+        Some(precise(slice.refused))
+    });
+    let help = "Part of the GPU's compute time that the pod may count on.";
+    family(gauge, "cantle_driver_compute_request_ratio", help, |slice| {
+        Some(f64::from(slice.compute?.share.request_milli.0) / 1e3)
+    });
+    let help = "Part of the compute time that the pod had of what such pods used in the last second.";
+    family(gauge, "cantle_driver_compute_share_ratio", help, |slice| {
+        Some(f64::from(slice.compute?.share_ppm?) / 1e6)
+    });
+    let help = "GPU time that the pod was charged.";
+    family(MetricKind::Counter, "cantle_driver_compute_seconds", help, |slice| {
+        Some(precise(slice.compute?.granted_us) / 1e6)
+    });
+    let help = "Time that the pod's threads have waited for their turn.";
+    family(MetricKind::Counter, "cantle_driver_compute_wait_seconds", help, |slice| {
+        Some(precise(slice.compute?.gate_wait_us) / 1e6)
+    });
 }

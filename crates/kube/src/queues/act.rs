@@ -1,4 +1,4 @@
-//! What the leader does about one pod. Each act may be done again after a crash, and has the same end then.
+//! Carries out the leader's actions on one pod. Each action is idempotent, so it can be repeated after a crash.
 
 use cantle_clearml::{subcode, tasks};
 use k8s_openapi::api::core::v1::Pod;
@@ -23,7 +23,7 @@ use cantle_kube_model::queues::pod_request::{AdmittedSlices, PodRequest};
 /// Field manager of what we write.
 pub(super) const MANAGER: &str = "cantle-queues";
 
-/// What came of making a pod.
+/// The result of creating a pod.
 pub(super) enum PodCreation {
     Pod(Box<Pod>),
     /// The task has failed instead.
@@ -78,7 +78,7 @@ impl Controller {
         self.remove(pod).await
     }
 
-    /// Makes the pod of a task, which nobody schedules yet.
+    /// Creates the pod of a task, which is not scheduled yet.
     pub(super) async fn make(&self, task: &tasks::Task, admission: &Admission) -> PodCreation {
         let Admission { queue, slices, .. } = admission;
         let made = match self.builder.pod(task, &self.builder.file.queues[*queue], &self.ids[*queue]) {
@@ -113,7 +113,7 @@ impl Controller {
         serde_json::to_value(made).and_then(serde_json::from_value).map_err(kube::Error::SerdeError)
     }
 
-    /// Somebody made a pod of this name: a former leader, a moment ago, or a stranger.
+    /// A pod of this name exists: a former leader, a moment ago, or a stranger.
     async fn existing(&self, task: &str) -> PodCreation {
         let name = name_of(task);
         match self.pods.get(&name).await {
@@ -141,7 +141,7 @@ impl Controller {
         PodCreation::Later(done.err().map_or(why, |error| error.to_string()))
     }
 
-    /// For people who look at the namespace, and not at the task.
+    /// For people who watch the namespace, and not the task.
     async fn warn(&self, pod: &Pod, why: &str) {
         let event = Event {
             type_: EventType::Warning,
@@ -176,27 +176,27 @@ impl Controller {
         let waits_in =
             |id: &String| backlog.get(id).is_some_and(|waiting| waiting.iter().any(|each| each == task));
         if !waits_in(id) && self.ids.iter().any(waits_in) {
-            // Somebody has moved it into another queue.
+            // It was moved to another queue.
             return self.remove(pod).await;
         }
         if !waits_in(id) {
-            // Taken out long ago by somebody who is gone.
+            // Taken out long ago by an agent that is gone.
             self.server.put_in_front(id, task).await?;
             return Ok(ActionResult::Nothing);
         }
         let words = format!("pod {} waits for a place", pod.name_any());
         if !self.server.take(id, task, &claim(pod), &words).await? {
-            // Another agent was quicker, or somebody has stopped it; the next round says which.
+            // Another agent was quicker, or it was stopped; the next round shows which.
             return Ok(ActionResult::Nothing);
         }
         self.metrics.count(CountedOutcome::Taken);
-        tracing::info!(task, queue = self.builder.file.queues[at].name, "its pod may be scheduled");
+        tracing::info!(task, queue = self.builder.file.queues[at].name, "its pod is ungated");
         self.lift(pod, task).await
     }
 
     /// Lets the cluster's scheduler have the pod, once the server counts what it holds.
     async fn lift(&self, pod: &Pod, task: &str) -> Result<ActionResult, KubeError> {
-        // Whoever made it: a former leader may have been an older version.
+        // Created by any replica: a former leader may have been an older version.
         if let Some(why) = missing_slice(pod) {
             self.warn(pod, &why).await;
             return self.requeue(pod, task, &why).await;
@@ -256,7 +256,7 @@ fn unless_gone(answer: Result<(), kube::Error>) -> Result<(), KubeError> {
     }
 }
 
-/// Will the API server say the same to the same pod again?
+/// Will the API server refuse the same pod again?
 fn is_final(status: &Status) -> bool {
     is_denied_by_webhook(status) || matches!(status.code, 400 | 422)
 }

@@ -1,4 +1,4 @@
-//! The queues' controller: what it works with, and what it remembers.
+//! The queues controller: its clients, its settings, and its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,14 +41,14 @@ pub(super) struct Controller {
     pub(super) memory: Memory,
 }
 
-/// What one turn leaves to the next. All of it may be lost: the next leader has none of it.
+/// The state that one turn leaves to the next. All of it may be lost: the next leader has none of it.
 #[derive(Default)]
 pub(super) struct Memory {
-    /// When the Lease was looked at, while another replica led.
+    /// Time of the last check of the Lease, while another replica led.
     pub(super) asked_at: Option<Instant>,
     /// Since it leads it has compared the watch with a list.
     pub(super) is_compared: bool,
-    /// When the server last heard that somebody serves the queues.
+    /// Time of the last report to the server that the queues are served.
     pub(super) reported_at: Option<Instant>,
     /// Status messages of tasks about their pods; by uid, as the next two.
     pub(super) messages: BTreeMap<String, String>,
@@ -60,12 +60,12 @@ pub(super) struct Memory {
     pub(super) held_at: BTreeMap<String, Instant>,
 }
 
-/// What came of an action.
+/// The result of an action.
 pub(super) enum ActionResult {
     Nothing,
     /// The task has this status message now.
     Reported(String),
-    /// The pod is no longer ours to look after.
+    /// This controller no longer manages the pod.
     Finished,
 }
 
@@ -76,7 +76,7 @@ impl Controller {
         Ok(self.pods.list(&ours).await?.items)
     }
 
-    /// Which of our queues a pod's task came from.
+    /// The queue that a pod's task came from.
     pub(super) fn queue_at(&self, pod: &Pod) -> Option<usize> {
         let name = queue_of(pod)?;
         self.builder.file.queues.iter().position(|queue| queue.name == *name)

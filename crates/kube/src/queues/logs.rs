@@ -1,4 +1,4 @@
-//! What pods print goes to their tasks' logs, piece by piece, also across a change of the leader.
+//! Copies the output of pods to the logs of their tasks, piece by piece, also across a change of the leader.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// After the end of a pod its node may be gone: then the rest of its log is, too.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Those who read along.
+/// The readers that follow the log.
 pub(super) struct Logs {
     pods: Api<Pod>,
     server: Arc<Server>,
@@ -74,7 +74,7 @@ impl Logs {
         follower.task.is_finished() || since.elapsed() > PATIENCE
     }
 
-    /// Nobody needs it any more.
+    /// It is no longer needed.
     pub(super) fn forget(&mut self, uid: &str) {
         self.followers.remove(uid);
     }
@@ -93,7 +93,7 @@ struct Source {
 #[derive(Default)]
 struct Sent {
     until: Option<Timestamp>,
-    /// A predecessor's last piece, which says so to the millisecond only.
+    /// A predecessor's last piece, whose time has only a precision of milliseconds.
     before: Option<(i64, String)>,
 }
 
@@ -120,7 +120,7 @@ impl Source {
             match self.server.last_log(&self.task, &self.worker).await {
                 Ok(last) => break sent.before = last,
                 Err(error) => {
-                    tracing::debug!(task = self.task, "where its log ends is not known yet: {error}")
+                    tracing::debug!(task = self.task, "the end of its log is not known yet: {error}")
                 }
             }
             sleep(RETRY).await;
@@ -154,7 +154,7 @@ impl Source {
             if let Some((at, text)) = piece.text {
                 let event = ReportedEvent::log(&self.task, &self.worker, at.as_millisecond(), text);
                 while let Err(error) = self.server.log(event.clone()).await {
-                    tracing::debug!(task = self.task, "a piece of log waits: {error}");
+                    tracing::debug!(task = self.task, "a piece of a log is sent later: {error}");
                     sleep(RETRY).await;
                 }
                 sent.until = Some(at);

@@ -1,4 +1,4 @@
-//! What the queues' controller counts.
+//! The metrics of the queues controller.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use cantle_kube_model::queues::outcome::{TaskOutcome, is_gated, runs};
 /// A round asks the server three times; with many tasks to start it makes and changes their pods, too.
 const BOUNDS_S: [f64; 8] = [0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0];
 
-/// What the controller assumed because it could not read what it was given.
+/// Values that the controller assumed because it could not read its input.
 pub(super) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::MissingUid, Fallback::UnreadableRequest]);
 
 /// The uid of a pod, which the API server gives to every pod. One without is counted, logged once and has none.
@@ -29,7 +29,7 @@ pub(super) fn known_uid(uid: Option<String>) -> String {
     })
 }
 
-/// What became of a task.
+/// The outcome of a task.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CountedOutcome {
     Taken,

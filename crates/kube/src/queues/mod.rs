@@ -1,4 +1,5 @@
-//! Tasks in ClearML's queues become pods. docs/adr/0008 says what holds at each point where the controller may die.
+//! Turns tasks in ClearML's queues into pods. docs/adr/0008 states what holds at each point where the controller may
+//! die.
 
 mod act;
 mod controller;
@@ -14,7 +15,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_clearml::{Client as ClearMl, ClientTls, Credentials};
+use cantle_clearml::Client as ClearMl;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Config;
@@ -23,6 +24,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+pub use cantle_kube_model::queues::builder::ServerKeys;
 pub use cantle_kube_model::queues::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
@@ -31,31 +33,29 @@ use crate::node::ticks;
 use crate::observe::show;
 use crate::watched::follow;
 use act::MANAGER;
-use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess, ServerKeys};
+use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess};
 use controller::{Controller, Memory};
 use logs::Logs;
 use metrics::Metrics;
 use quotas::Quotas;
 use server::Server;
 
-/// How often the server is asked whether a task waits or is to be stopped.
+/// Interval at which the server is asked for waiting tasks and stop requests.
 const POLL: Duration = Duration::from_millis(500);
-/// What happens together is handled together.
+/// Events of one moment are handled together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How the queues are served.
+/// The settings of the controller.
 #[derive(Debug)]
 pub struct QueueSettings {
-    /// Which queues, and what their pods look like.
+    /// The queues, and the templates of their pods.
     pub file: QueueFile,
     /// The server's address, also for tasks unless the file has another for them.
     pub url: String,
-    /// The keys for it.
-    pub credentials: Credentials,
-    /// Which servers to trust, and the certificate to show to them.
-    pub tls: ClientTls,
-    /// A Secret with the keys, for tasks; without one they are in the pods.
-    pub secret: Option<String>,
+    /// What calls it.
+    pub client: ClearMl,
+    /// The keys of tasks.
+    pub task_keys: ServerKeys,
     /// Where pods and the Lease are.
     pub namespace: String,
     /// Name of the Lease and of the worker, and label of the pods: one per set of queues.
@@ -66,7 +66,7 @@ pub struct QueueSettings {
     pub lease_duration: Duration,
     /// How long a pod may fail to get its image.
     pub image_grace: Duration,
-    /// Where `/healthz`, `/readyz` and `/metrics` are.
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
     pub observers: Option<TcpListener>,
 }
 
@@ -86,13 +86,12 @@ pub async fn serve_queues(
             "agentk8sglue: these are settings of ClearML's own agent and change nothing here: {keys}"
         );
     }
-    let clearml = ClearMl::with_tls(&settings.url, settings.credentials.clone(), &settings.tls)?;
-    let server = Arc::new(Server { client: clearml });
+    let server = Arc::new(Server { client: settings.client });
     let mut background = JoinSet::new();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);
     let changed = Arc::new(Notify::new());
     let ours = Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
-    // Who wrote which field is half of a pod, and nobody asks for it.
+    // The managed fields are half of a pod's size, and nothing here reads them.
     let lean = |pod: &mut Pod| pod.managed_fields_mut().clear();
     let notify = Arc::clone(&changed);
     let known = follow(&mut background, pods.clone(), ours, lean, move |_| notify.notify_one());
@@ -105,7 +104,6 @@ pub async fn serve_queues(
         () = &mut stop => return Ok(()),
     };
     metrics.ready();
-    let keys = settings.secret.map_or(ServerKeys::Plain(settings.credentials), ServerKeys::Secret);
     let (name, namespace) = (settings.name, settings.namespace);
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
     let mut controller = Controller {
@@ -115,7 +113,7 @@ pub async fn serve_queues(
         builder: PodBuilder {
             owner: name,
             file: settings.file,
-            access: ServerAccess { url: settings.url, keys },
+            access: ServerAccess { url: settings.url, keys: settings.task_keys },
         },
         logs: Logs::new(pods.clone(), Arc::clone(&server)),
         image_grace: settings.image_grace,

@@ -1,5 +1,5 @@
-//! Quotas across the cluster: what the server says about projects, what the cluster's GPUs are used for, and the decision
-//! made of both carried out. As long as no project has a quota nothing of this happens, and the cluster is not read.
+//! Quotas across the cluster: reads the projects from the server and the use of GPUs from the cluster, and carries out
+//! the decision. Without a quota on any project, it does nothing and does not read the cluster.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,21 +32,21 @@ const AT_ONCE: usize = 32;
 /// Changes are reported no more often than this, and what has not changed every [`REPORT_EVERY`].
 const REPORT_AFTER: Duration = Duration::from_secs(2);
 
-/// What is known about quotas.
+/// The known state of quotas.
 pub(super) struct Quotas {
     client: Client,
     watched: Option<Watched>,
-    /// What waiting tasks ask for.
+    /// The requests of waiting tasks.
     requests: BTreeMap<String, TaskRequest>,
     /// Status messages of waiting tasks.
     messages: BTreeMap<String, String>,
-    /// What was reported to the server that pods hold, by UID.
+    /// The holdings of pods that were reported to the server, by UID.
     reported_slices: BTreeMap<String, Vec<Slice>>,
     /// When and what was reported of the cluster.
     reported: Option<(Instant, String)>,
 }
 
-/// What a decision is made from, all of one moment.
+/// The input of a decision, all of one moment.
 pub(super) struct QuotaInput {
     fleet: Fleet,
     view: ClusterView,
@@ -93,7 +93,7 @@ impl Controller {
         Ok(Some(QuotaInput { fleet, view }))
     }
 
-    /// The queues, and who waits in them.
+    /// The queues, and the tasks that wait in them.
     pub(super) fn queues<'a>(&'a self, backlog: &'a Backlog) -> ServedQueues<'a> {
         ServedQueues { configs: &self.builder.file.queues, ids: &self.ids, backlog }
     }
@@ -114,8 +114,8 @@ impl Controller {
         Ok(plan(&asked, Timestamp::now().as_millisecond())?)
     }
 
-    /// Carries out the part of a decision that is not new pods: preempts, requeues the tasks of pods whose slices somebody else
-    /// has taken, and reports.
+    /// Carries out the part of a decision that is not new pods: preempts, requeues the tasks of pods whose slices another
+    /// pod has taken, and reports.
     pub(super) async fn settle(
         &mut self,
         look: &QuotaInput,
@@ -138,7 +138,7 @@ impl Controller {
         self.report_cluster(look, &decided.waits).await
     }
 
-    /// What pods really hold, once the cluster's scheduler has given it to them, is what the server counts.
+    /// Once the cluster's scheduler has allocated GPUs to pods, the server counts these allocations.
     async fn report_held(&mut self, look: &QuotaInput, pods: &[&Pod]) -> Result<(), KubeError> {
         let mut held: BTreeMap<&str, Vec<Slice>> = BTreeMap::new();
         for holding in &look.view.holdings {
@@ -167,7 +167,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Why a task waits stands in its message.
+    /// A task's message has the reason why it waits.
     async fn report_waiting(&mut self, waits: &[Wait]) -> Result<(), KubeError> {
         let mut calls = 0;
         for wait in waits {
@@ -184,7 +184,7 @@ impl Controller {
         Ok(())
     }
 
-    /// The cluster is one node to the server: its GPUs, who has them, and why which task waits.
+    /// The cluster is one node to the server: its GPUs, their holders, and the reason why each task waits.
     async fn report_cluster(&mut self, look: &QuotaInput, waits: &[Wait]) -> Result<(), KubeError> {
         let due = |after: Duration| self.quotas.reported.as_ref().is_none_or(|(at, _)| at.elapsed() >= after);
         if !due(REPORT_AFTER) {

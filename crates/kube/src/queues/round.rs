@@ -1,4 +1,4 @@
-//! The leader's turns: does what [`next_call`] says, in its order.
+//! The leader's turns: makes the calls that [`next_call`] decides on, in order.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -23,14 +23,14 @@ use super::server::Tasks;
 use crate::KubeError;
 use cantle_kube_model::queues::plan::ClusterDecision;
 
-/// How many calls are under way at once.
+/// Maximum number of concurrent calls.
 const AT_ONCE: usize = 16;
 /// A task that can't be given a pod is tried again after this.
 const HOLD: Duration = Duration::from_secs(5);
-/// How often the server hears that somebody serves the queues.
+/// Interval of reports to the server that the queues are served.
 const REPORT: Duration = Duration::from_secs(30);
 
-/// What was read and decided in one turn.
+/// The facts and decisions of one turn.
 #[derive(Default)]
 struct Turn {
     known: Known,
@@ -79,7 +79,7 @@ impl Controller {
         }
     }
 
-    /// What is known without a call.
+    /// The facts that are known without a call.
     fn look_around(&self, turn: &mut Turn) {
         let begins = turn.known.watch == WatchState::Starting;
         let is_asked = || self.memory.asked_at.is_some_and(|at| at.elapsed() < self.leader.pace());
@@ -90,7 +90,7 @@ impl Controller {
         } else if begins && !is_asked() {
             LeaseState::Free
         } else {
-            // What was begun as the leader ends with that.
+            // Work that began under this leadership ends with it.
             LeaseState::Asked
         };
         let is_due = self.memory.reported_at.is_none_or(|at| at.elapsed() >= REPORT);
@@ -176,7 +176,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Lets another replica go on.
+    /// Lets another replica continue.
     pub(super) async fn leave(&mut self) {
         self.leader.release().await;
     }
@@ -214,7 +214,7 @@ impl Controller {
         turn.known.has_handled_pods = true;
     }
 
-    /// What there is to do about each pod, and is not done yet.
+    /// The actions for each pod that are not done yet.
     fn actions(&mut self, pods: &[Arc<Pod>], tasks: &Tasks, backlog: &Backlog) -> Vec<(Arc<Pod>, PodAction)> {
         let grace_s = i64::try_from(self.image_grace.as_secs()).unwrap_or(i64::MAX);
         let mut actions = Vec::new();
@@ -269,7 +269,7 @@ impl Controller {
         Ok((self.queues(&turn.backlog).admitted(&decision, pods), Some(decision)))
     }
 
-    /// The watch may be late; a list says how it is.
+    /// The watch may be late; a list has the current state.
     async fn decide_by_list(&mut self, turn: &mut Turn) -> Result<(), KubeError> {
         let there = self.list().await?;
         let surplus: BTreeSet<String> = surplus(&self.builder.file.queues, &there)
@@ -334,7 +334,7 @@ impl Controller {
 }
 
 impl Turn {
-    /// What there is to do by the list.
+    /// The work according to the list.
     fn work(&self) -> Work {
         Work { to_create: self.chosen.len(), to_take: self.gated.len(), to_remove: self.surplus.len() }
     }

@@ -71,7 +71,7 @@ impl Server {
         self.client.call(&report).await.map(drop)
     }
 
-    /// Who waits in which queue.
+    /// The waiting tasks of each queue.
     pub(super) async fn backlog(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, WireError> {
         let list = Listing::fields(ids.to_vec(), &["id", "entries"]);
         let found = self.client.call(&queues::GetAll { list }).await?.queues;
@@ -84,7 +84,7 @@ impl Server {
         self.tasks(ids, &["id", "status", "status_message", "status_reason"]).await
     }
 
-    /// What waiting tasks ask for; what can't be read is refused when the pod is made, and until then taken for nothing.
+    /// The requests of waiting tasks; an unreadable one counts as none until the creation of the pod refuses it.
     pub(super) async fn requests(&self, ids: &[String]) -> Result<BTreeMap<String, TaskRequest>, WireError> {
         let tasks = self.tasks(ids, &["id", "hyperparams"]).await?;
         let request = |task: &tasks::Task| {
@@ -99,7 +99,7 @@ impl Server {
         Ok(tasks.into_iter().map(|(id, task)| (id, request(&task))).collect())
     }
 
-    /// What is under quotas; empty if nothing is, or the server knows none.
+    /// The use under quotas; empty without quotas, or if the server has none.
     pub(super) async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, WireError> {
         let request = GetFleet { node: node.to_owned(), queues: queues.to_vec() };
         Ok(self.client.call_extended(&request).await?.unwrap_or_default())
@@ -119,7 +119,8 @@ impl Server {
         self.client.call_extended(&report).await.map(drop)
     }
 
-    /// The server decides who has to stop. ClusterDecision on what is no longer so, nobody has; the next look sees how it is.
+    /// The server decides which tasks have to stop. ClusterDecision on what is no longer so, nobody has; the next look sees
+    /// how it is.
     pub(super) async fn evict(
         &self,
         node: &str,
@@ -131,7 +132,7 @@ impl Server {
         }
         for eviction in &evictions {
             let (task, for_task) = (&eviction.task, &eviction.for_task);
-            tracing::info!(%task, %for_task, cause = ?eviction.cause, "is to make room");
+            tracing::info!(%task, %for_task, cause = ?eviction.cause, "task is to be stopped for another one");
         }
         match self
             .client
@@ -143,7 +144,7 @@ impl Server {
             .await
         {
             Err(error) if !error.is_temporary() => {
-                tracing::info!("nobody is stopped: {error}");
+                tracing::info!("no task is stopped: {error}");
                 Ok(())
             }
             evicted => evicted.map(drop),
@@ -184,18 +185,22 @@ impl Server {
         claim: &str,
         words: &str,
     ) -> Result<bool, WireError> {
-        let next =
-            queues::GetNextTask { queue: queue.to_owned(), task: Some(task.to_owned()), get_task_info: None };
+        let next = queues::GetNextTask {
+            queue: queue.to_owned(),
+            task: Some(task.to_owned()),
+            get_task_info: None,
+            wait_ms: None,
+        };
         match self.client.call(&next).await?.entry {
             None => return Ok(false),
             Some(entry) if entry.task == task => {}
             Some(other) => {
-                // ClearML's own server gives the first one, whichever that is by now.
+                // ClearML's own server returns the first one, which may have changed.
                 self.put_in_front(queue, &other.task).await?;
                 return Ok(false);
             }
         }
-        // Only from here on it is known whose it is; it changes nothing if somebody has stopped the task meanwhile.
+        // Only from here on its owner is known; the call changes nothing if the task was stopped meanwhile.
         let dequeue = tasks::Dequeue {
             task: task.to_owned(),
             new_status: Some(TaskStatus::InProgress),
@@ -208,9 +213,9 @@ impl Server {
     /// Puts a task that is in no queue into this one, as the next.
     pub(super) async fn put_in_front(&self, queue: &str, task: &str) -> Result<(), WireError> {
         let (queue, task) = (queue.to_owned(), task.to_owned());
-        let add = queues::AddTask { queue: queue.clone(), task: task.clone() };
+        let add = queues::AddTask { queue: queue.clone(), task: task.clone(), run: None };
         match self.client.call(&add).await {
-            // Somebody else has done so.
+            // Another replica has done so.
             Err(error) if error.is_subcode(subcode::TASK_ALREADY_QUEUED) => return Ok(()),
             added => added?,
         };

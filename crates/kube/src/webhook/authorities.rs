@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Clocks may differ by this much.
 const SKEW_S: i64 = 300;
 
-/// How long things are good for, in seconds.
+/// Lifetimes, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CertificateLifetimes {
     /// An authority; renewed when a third is left.
@@ -72,7 +72,8 @@ impl Leaf {
 pub(super) struct Authorities(Vec<Authority>);
 
 impl Authorities {
-    /// What there should be instead, if anything: ended ones out, a new one before the last one gets old.
+    /// The authorities that should exist instead, if they differ: ended ones out, a new one before the last one gets
+    /// old.
     ///
     /// # Errors
     /// If no key can be made.
@@ -96,7 +97,7 @@ impl Authorities {
         self.0.iter().map(|a| a.cert_pem.as_str()).collect()
     }
 
-    /// Who signs now: the newest that is known everywhere.
+    /// The current signer: the newest that is known everywhere.
     #[must_use]
     pub(super) fn signer(&self, now_s: i64, lifetimes: &CertificateLifetimes) -> Option<&Authority> {
         let settled = self.0.iter().rev().find(|a| a.created_s + lifetimes.settle_s <= now_s);

@@ -1,4 +1,4 @@
-//! Keeps the webhook's certificate good: from files that somebody else renews, or from an authority of its own.
+//! Keeps the webhook's certificate valid: from files that another program renews, or from an authority of its own.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use serde_json::json;
 use super::authorities::{Authorities, CertificateLifetimes, Leaf};
 use crate::KubeError;
 
-/// Where the authorities lie in the Secret.
+/// The key of the authorities in the Secret.
 const KEY: &str = "authorities.json";
 const MANAGER: &str = "cantle-webhook";
-/// How often to look, in seconds.
+/// Interval of checks, in seconds.
 const FILES_TICK_S: i64 = 5;
 const OWN_TICK_S: (i64, i64) = (1, 60);
 
-/// Where certificates come from.
+/// The source of certificates.
 #[derive(Debug, Clone)]
 pub enum Certificates {
     /// From files, which may change (cert-manager).
@@ -48,7 +48,7 @@ pub enum Certificates {
         configuration: String,
         /// Names that the server is called by.
         names: Vec<String>,
-        /// How long things last.
+        /// The lifetimes.
         lifetimes: CertificateLifetimes,
     },
 }

@@ -1,4 +1,4 @@
-//! What the injector counts.
+//! The metrics of the injector.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The injector as a service: HTTPS for the API server, and a plain port for who watches over it.
+//! The injector as a service: HTTPS for the API server, and a plain port for probes and metrics.
 
 mod authorities;
 mod manager;
@@ -46,18 +46,18 @@ pub fn listen(at: SocketAddr) -> Result<TcpListener, KubeError> {
     bound.map_err(|error| KubeError::Listen(at, error))
 }
 
-/// How the webhook is run.
+/// The settings of the webhook.
 #[derive(Debug)]
 pub struct WebhookSettings {
-    /// Where the API server calls.
+    /// Address for the API server's calls.
     pub calls: TcpListener,
-    /// Where `/healthz`, `/readyz` and `/metrics` are.
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
     pub observers: TcpListener,
-    /// Where certificates come from.
+    /// The source of certificates.
     pub certificates: Certificates,
-    /// What pods may not have.
+    /// The forbidden settings of pods.
     pub rules: Rules,
-    /// Who nominates nodes for pods with claims; none if nobody does.
+    /// The nominator of nodes for pods with claims; `None` if there is none.
     pub packing: Option<PackingSettings>,
 }
 
@@ -130,7 +130,7 @@ async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) ->
     }
 }
 
-/// Ends when whoever sends is gone.
+/// Ends when the sender is gone.
 async fn ended(mut stopped: watch::Receiver<()>) {
     while stopped.changed().await.is_ok() {}
 }

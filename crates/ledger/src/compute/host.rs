@@ -1,4 +1,4 @@
-//! The arbiter's side.
+//! The arbiter's side: creates the pages, reads launches, and opens and closes gates.
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd as _;
@@ -26,15 +26,16 @@ pub const GRANT_FILE: &str = "grant";
 /// See [`GRANT_FILE`].
 pub const LAUNCHES_FILE: &str = "launches";
 
-/// A thread that was last seen waiting longer ago does not wait any more. Waiting threads say so every few milliseconds.
+/// A thread that was last seen waiting longer ago does not wait any more. Waiting threads refresh this every few
+/// milliseconds.
 const WAITING_FRESH_NS: u64 = 30_000_000;
 
-/// What a slice is entitled to.
+/// The terms of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantTerms {
     /// The GPU.
     pub uuid: Uuid,
-    /// A number for the mode, for those who show it.
+    /// A number for the mode, for display.
     pub mode: u32,
     /// Its weight, in thousandths of the GPU.
     pub request_milli: u32,
@@ -42,12 +43,12 @@ pub struct GrantTerms {
     pub limit_milli: Option<u32>,
 }
 
-/// What a slice's threads have launched, in sum.
+/// The launches of a slice's threads, in sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchSums {
     /// Prices of all launches, in nanoseconds.
     pub submitted_ns: u64,
-    /// Of those, what has ended.
+    /// Prices of the launches that have ended, in nanoseconds.
     pub confirmed_ns: u64,
     /// A thread waits at the closed gate.
     pub waiting: bool,
@@ -98,15 +99,15 @@ pub fn create_grant(dir: &Path, terms: &GrantTerms) -> Result<(), HostError> {
         file.set_permissions(fs::Permissions::from_mode(0o666))
     })();
     made.map_err(|error| {
-        // Of a slice that is not made, nothing stays.
+        // A slice that could not be created leaves no file.
         let _ = fs::remove_file(&launches);
         HostError::Io(launches, error)
     })?;
     put(dir, GRANT_FILE, 0o644, &grant)
 }
 
-/// Gives a file all its blocks. Of a hole in a mapped file the disk is asked at the first access, and whoever accesses it when the disk is
-/// full gets SIGBUS.
+/// Gives a file all its blocks. The disk allocates a hole in a mapped file at the first access, and a process that accesses
+/// it when the disk is full gets SIGBUS.
 fn allocate(file: &fs::File, bytes: usize) -> io::Result<()> {
     let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
     // SAFETY: `file` is open for the length of this call, which reads and writes no memory of ours.
@@ -116,7 +117,7 @@ fn allocate(file: &fs::File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// A slice's figures for those who show them: its terms, GPU time charged, time waited, its part of the last second in parts per
+/// A slice's figures, for display: its terms, GPU time charged, time waited, its part of the last second in parts per
 /// million (none where nobody used the GPU), and whether its work can't be weighted. None if its compute is not enforced.
 #[must_use]
 pub fn read_grant(dir: &Path) -> Option<(GrantTerms, u64, u64, Option<u32>, bool)> {
@@ -156,7 +157,7 @@ fn open_grant(dir: &Path, writable: bool) -> Result<Mapping<GrantRegion>, OpenEr
 pub struct LaunchWatch {
     grant: Mapping<GrantRegion>,
     launches: Fd,
-    /// What processes that have ended had launched.
+    /// The launches of ended processes.
     ended: LaunchSums,
     copy: Vec<u8>,
 }
@@ -175,13 +176,13 @@ impl LaunchWatch {
         Ok(Self { grant, launches, ended: LaunchSums::default(), copy: Vec::new() })
     }
 
-    /// What it is entitled to.
+    /// Its terms.
     #[must_use]
     pub fn terms(&self) -> GrantTerms {
         terms(&self.grant)
     }
 
-    /// What its threads have launched by now. A file that is too short counts as empty from there on.
+    /// The launches of its threads by now. A file that is too short counts as empty from there on.
     pub fn observe(&mut self, now_ns: u64) -> LaunchSums {
         let mut sums = self.ended;
         (sums.waiting, sums.attended, sums.longest_ns) = (false, false, 0);
@@ -207,14 +208,14 @@ impl LaunchWatch {
             sums.confirmed_ns = sums.submitted_ns;
             self.ended = sums;
             let zeros = vec![0_u8; size_of::<ProcessBlock>()];
-            // The owner last: from then on the block is somebody else's.
+            // The owner last: from then on the block belongs to another process.
             let (owner, rest) = zeros.split_at(offset_of!(ProcessBlock, threads_touched));
             self.launches.write_at(rest, block_at(number) + owner.len());
             self.launches.write_at(owner, block_at(number));
         }
     }
 
-    /// Announces a decision, with a heartbeat. Wakes who waits for it.
+    /// Announces a decision, with a heartbeat. Wakes the process that waits for it.
     pub fn announce(&self, now_ns: u64, open: bool, window_ns: u64, granted_ns: u64, unweightable: bool) {
         let grant = &self.grant;
         grant.window_ns.store(window_ns, Relaxed);

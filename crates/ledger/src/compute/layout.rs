@@ -1,4 +1,4 @@
-//! What is in the two files.
+//! The layout of the two files.
 
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
@@ -55,7 +55,7 @@ pub(super) struct LaunchesRegion {
     pub(super) version: AtomicU32,
     /// Blocks below this number have been used at some time.
     pub(super) blocks_touched: AtomicU32,
-    /// Counts the windows taken by all threads: who takes one compares what was in flight with nobody else in between.
+    /// Counts the windows taken by all threads: its taker compares the work in flight without another one in between.
     pub(super) windows: AtomicU64,
     pub(super) blocks: [ProcessBlock; MAX_PROCESSES],
 }
@@ -77,9 +77,9 @@ pub(super) struct ProcessBlock {
 pub struct ThreadSlot {
     /// Prices of all launches, plus `credit_ns`.
     pub credited_ns: AtomicU64,
-    /// What it may still launch without asking.
+    /// The GPU time that it may still launch without asking.
     pub credit_ns: AtomicI64,
-    /// Of the submitted prices, those that have ended.
+    /// Prices of the launches that have ended, in nanoseconds.
     pub confirmed_ns: AtomicU64,
     /// When something was confirmed last.
     pub progress_ns: AtomicU64,

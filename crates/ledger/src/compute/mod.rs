@@ -1,9 +1,9 @@
-//! The pages through which a slice's processes and the arbiter of its GPU talk about launches.
+//! The shared pages between a slice's processes and the arbiter of its GPU.
 //!
-//! Two files beside `limits` and `usage`, made only for a slice whose compute share is enforced. `grant` is written by the arbiter and
-//! mapped read-only by the tenant: whether its gate is open. `launches` is written by the tenant: what its threads have launched,
-//! and what has ended. The tenant may write any byte there, or shorten the file; what it writes is taken for its own slice only, and
-//! the arbiter copies the file instead of mapping it.
+//! Two files next to `limits` and `usage`, made only for a slice whose compute share is enforced. The arbiter writes
+//! `grant`, and the tenant maps it read-only: it has the state of the gate. The tenant writes `launches`: what its threads
+//! have launched, and what has ended. The tenant may write any byte there, or shorten the file. Its content counts for its
+//! own slice only, and the arbiter copies the file instead of mapping it.
 //!
 //! Time is `CLOCK_MONOTONIC` in nanoseconds, the same for all processes of a machine. Launches are counted by their *price*:
 //! the GPU time that they are expected to take.

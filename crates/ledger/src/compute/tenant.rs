@@ -1,4 +1,4 @@
-//! The tenant's side: a process's block, and what its gate says.
+//! The tenant's side: a process's block, and the state of its gate.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -11,7 +11,7 @@ use super::layout::{
 use crate::attach::{Path, lock, unlock};
 use crate::map::{Fd, Mapping, OpenError};
 
-/// An arbiter that has not been there for this long holds nobody back any more: every gate counts as open.
+/// An arbiter without a heartbeat for this long no longer delays launches: every gate counts as open.
 pub const GATE_STALE_NS: u64 = 6_000_000;
 
 /// A window that was taken is assumed to be launched for this long.
@@ -89,7 +89,7 @@ impl GatePage {
         self.grant.word.load(Acquire)
     }
 
-    /// Where the word is, to wait for a change of it. Read-only.
+    /// The address of the word, to wait for a change of it. Read-only.
     #[must_use]
     pub fn word_cell(&self) -> &AtomicU32 {
         &self.grant.word
@@ -126,7 +126,7 @@ impl GatePage {
         self.launches.windows.compare_exchange(seen, seen.wrapping_add(1), AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// What all threads of the slice have in flight by their prices, and when something of it ended last.
+    /// The launches in flight of all threads of the slice, by price, and the time when one last ended.
     #[must_use]
     pub fn in_flight(&self, now_ns: u64) -> (u64, u64) {
         let mut sum_ns = 0_u64;

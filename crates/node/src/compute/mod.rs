@@ -1,8 +1,9 @@
 //! Shares of compute time: the thread that opens and closes the gates of this node's slices.
 //!
-//! One process of a node arbitrates all slices of its store: whoever holds `compute.lock`. The others try again and again, so that
-//! when it ends, or is killed, the next one goes on within [`RETRY_INTERVAL`]. In between the heartbeats in the slices' pages are
-//! old, and every gate counts as open. Nothing is kept but in the pages, so nobody has to tell a successor anything.
+//! One process of a node arbitrates all slices of its store: the holder of `compute.lock`. The others keep trying for the
+//! lock, so when the holder ends, or is killed, the next one takes over within [`RETRY_INTERVAL`]. In between, the
+//! heartbeats in the slices' pages are old, and every gate counts as open. All state is in the pages, so there is nothing
+//! else to hand over.
 
 mod slices;
 
@@ -27,9 +28,9 @@ const LOCK: &str = "compute.lock";
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Between two polls while slices compete, or one has used up its limit.
 const BUSY_INTERVAL: Duration = Duration::from_micros(50);
-/// Between two polls while nobody competes. A slice that begins to work waits for it once.
+/// Between two polls without competitors. A slice that begins to work waits for it once.
 const QUIET_INTERVAL: Duration = Duration::from_micros(500);
-/// Between two looks whether there are slices at all.
+/// Between two checks whether there are slices at all.
 const EMPTY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Arbitrates until it is dropped.
@@ -89,10 +90,10 @@ fn arbitrate(dir: &Path, ends: &dyn Fn() -> bool) {
     }
 }
 
-/// What a slice had of its GPU's compute time.
+/// A slice's use of its GPU's compute time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeUse {
-    /// What it is entitled to.
+    /// Its terms.
     pub share: ComputeShare,
     /// Its part of the GPU time that the gated slices of its GPU used in the last second, in millionths; none if they used none.
     pub share_ppm: Option<u32>,

@@ -1,4 +1,4 @@
-//! The slices of a node with a share of compute time, by their GPUs.
+//! The slices of a node that have a share of compute time, by GPU.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,21 +9,21 @@ use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare}
 use cantle_ledger::Uuid;
 use cantle_ledger::compute::LaunchWatch;
 
-/// How often new slices, and slices that are gone, are looked for.
+/// Interval of the search for new and removed slices.
 const SCAN_NS: u64 = 50_000_000;
-/// How often dead processes are looked for: until then their neighbors may wait for what they had in flight.
+/// Interval of the search for dead processes: until then their neighbors may wait for what they had in flight.
 const REAP_NS: u64 = 5_000_000;
 /// Over which time shares are shown.
 const RECENT_NS: u64 = 1_000_000_000;
 /// A slice that did something in this time may do something again at once.
 const LINGER_NS: u64 = 5_000_000;
 
-/// What goes on, which says how soon to look again.
+/// The activity, which determines the time of the next poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Activity {
     /// There are no slices.
     None,
-    /// Nobody has to be opened or closed soon.
+    /// No gate has to be opened or closed soon.
     Quiet,
     /// Slices compete, or one is at its limit.
     Busy,
@@ -65,7 +65,7 @@ impl Slices {
         }
     }
 
-    /// Looks at all slices, and says what their gates should be.
+    /// Observes all slices, and returns the states of their gates.
     pub(super) fn poll(&mut self, now_ns: u64) -> Activity {
         if self.scanned_ns.is_none_or(|scanned_ns| now_ns.saturating_sub(scanned_ns) >= SCAN_NS) {
             self.scanned_ns = Some(now_ns);

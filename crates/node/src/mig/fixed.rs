@@ -92,8 +92,8 @@ pub fn fixed_by_gpu(driver: &dyn Driver, gpus: &[Gpu]) -> Devices {
     gpus.iter().filter_map(of).collect()
 }
 
-/// Puts the names of existing instances into slices that were planned on them, so that those who plan on the rest of the GPU see
-/// at once that they are taken.
+/// Puts the names of existing instances into slices that were planned on them, so that other planners of the GPU see at once
+/// that they are taken.
 ///
 /// # Errors
 /// If the driver can't say.

@@ -1,4 +1,4 @@
-//! A GPU in MIG mode as the scheduler counts it.
+//! The scheduler's view of a GPU in MIG mode.
 
 use cantle_driver::Driver;
 use cantle_mig::{GpuGeometry, Instance};
@@ -7,8 +7,9 @@ use cantle_model::{Gpu, Lease};
 use super::journal::Journal;
 use crate::{NodeError, NodeStore};
 
-/// What a GPU in MIG mode offers and has, as the scheduler counts it: without the instances that leases name, and with
-/// those as busy that are not ours, have a process in them, or would not go away. `None` if it is not in MIG mode.
+/// The offers and instances of a GPU in MIG mode, as the scheduler counts them: without the instances that leases name,
+/// and with those as busy that are not ours, have a process in them, or would not go away. `None` if it is not in MIG
+/// mode.
 ///
 /// # Errors
 /// If the driver can't say.
@@ -45,8 +46,8 @@ pub fn geometry(
     Ok(Some(geometry))
 }
 
-/// Asks all GPUs in MIG mode at once what instances they have, so that who plans next, under the node's lock, need not wait for
-/// one after the other. What fails here fails there again, and is reported there.
+/// Asks all GPUs in MIG mode at once what instances they have, so that the next planner, under the node's lock, need not
+/// query one after the other. A call that fails here fails there again, and is reported there.
 pub fn look(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) {
     std::thread::scope(|threads| {
         for gpu in gpus.iter().filter(|gpu| gpu.mig) {

@@ -1,5 +1,5 @@
-//! Which placements on a GPU are ours, from before an instance is made there until it is destroyed; and where something
-//! failed lately.
+//! Records which placements on a GPU are ours, from before an instance is created until it is destroyed; and where an
+//! operation failed lately.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct JournalEntry {
     avoid_until_ms: Option<i64>,
 }
 
-/// What is known of placements on one GPU.
+/// The record of placements on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
     places: Vec<JournalEntry>,
@@ -48,7 +48,7 @@ impl Journal {
         Ok(files::write_json(&Self::path(node, gpu), self, Durability::Crash)?)
     }
 
-    /// Another number after each change that somebody has written, of this process or of another.
+    /// The number changes with each written change, of this process or of another.
     pub fn mark(node: &NodeStore, gpu: &GpuUuid) -> u64 {
         let written = std::fs::metadata(Self::path(node, gpu));
         // Each change is a new file, renamed into place.

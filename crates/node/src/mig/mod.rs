@@ -1,7 +1,7 @@
-//! MIG instances: made for a task when it starts, kept when it has ended, destroyed when their memory slices are needed.
+//! MIG instances: created when a task starts, kept when it has ended, destroyed when their memory slices are needed.
 //!
-//! A lease names GPU, profile and placement (the first memory slice) before anything is made there, and the MIG device once
-//! the instance is ready. In between everything may be killed:
+//! A lease names GPU, profile and placement (the first memory slice) before anything is created there, and the MIG device
+//! once the instance is ready. Any process may be killed in between:
 //!
 //! ```text
 //! lease on disk ─► journal: "ours" ─► GPU instance ─► compute instance ─► its name in the lease ─► task starts
@@ -11,14 +11,14 @@
 //! ```
 //!
 //! The [`journal`] lists our placements, because a placement is known before an instance exists. An instance elsewhere was
-//! made by others and is never touched. An instance is in use if a lease names its device, never because of what the
-//! journal says; one without a lease is free, unless a process is still in it.
+//! made by others and is never touched. An instance is in use if a lease names its device; the journal does not decide
+//! that. An instance without a lease is free, unless a process still uses it.
 //!
-//! Making and destroying needs the lock of that GPU ([`Writer`]), which may be held for seconds; planning needs the node's
-//! lock, for milliseconds. The node's lock is taken inside the GPU's, never the other way round.
+//! Creating and destroying needs the lock of that GPU ([`Writer`]), which may be held for seconds. Planning needs the
+//! node's lock, for milliseconds. The GPU's lock is always taken first, then the node's.
 //!
-//! Instances that an administrator names are used as they are ([`fixed`]): the driver then shows these and no other, and
-//! refuses to make or to destroy one.
+//! Instances that an administrator names are used as they are ([`fixed`]): the driver then shows only these, and refuses
+//! to create or destroy one.
 
 mod fixed;
 mod geometry;

@@ -1,4 +1,4 @@
-//! MIG mode of whole GPUs: an administrator's decision, carried out where no program uses the GPU.
+//! Changes the MIG mode of whole GPUs, on an administrator's decision, when no program uses the GPU.
 
 use cantle_driver::{Activation, Driver};
 use cantle_model::{Gpu, GpuList, GpuRequest, Isolation};
@@ -7,7 +7,7 @@ use super::stages::Stages;
 use super::writer::{Adopt, Writer};
 use crate::{NodeError, NodeStore};
 
-/// What happens to a task that asks for whole GPUs where some are in MIG mode.
+/// The handling of a task that requests whole GPUs where some are in MIG mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WholeGpu {
     /// It gets an instance of all of a GPU, if none without MIG is free.
@@ -18,7 +18,7 @@ pub enum WholeGpu {
 }
 
 impl WholeGpu {
-    /// What keeps a task that asks for `request` apart from its neighbors.
+    /// The isolation of a task with this `request`.
     pub fn isolation(self, request: &GpuRequest, asked: Isolation) -> Isolation {
         match (self, request, asked) {
             (Self::Wait, GpuRequest::Gpus(_), Isolation::Any) => Isolation::Shared,
@@ -27,10 +27,10 @@ impl WholeGpu {
     }
 }
 
-/// Puts the GPUs of `wanted` into MIG mode, where that needs no reset and nobody uses them.
+/// Puts the GPUs of `wanted` into MIG mode, where that needs no reset and they are unused.
 ///
 /// # Errors
-/// [`NodeError::MigMode`] says what an administrator has to do first.
+/// [`NodeError::MigMode`] names the steps that an administrator has to take first.
 pub fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -> Result<(), NodeError> {
     for chosen in wanted.select(gpus)? {
         let index = chosen.index;
@@ -59,15 +59,15 @@ pub fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -> Resul
     Ok(())
 }
 
-/// Destroys the instances that nobody holds on GPUs in MIG mode, except those that are used as they are. A GPU that does not
-/// answer takes nothing new anyway.
+/// Destroys the free instances on GPUs in MIG mode, except the fixed ones. A GPU that does not answer takes nothing new
+/// anyway.
 pub fn sweep(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu], adopt: Adopt, stages: &Stages) {
     for gpu in gpus.iter().filter(|gpu| gpu.mig) {
         let given = driver.fixed_devices(&gpu.uuid).is_some();
         let swept = Writer::open(driver, node, gpu, stages)
             .and_then(|mut writer| if given { writer.disown() } else { writer.sweep(adopt) });
         if let Err(error) = swept {
-            tracing::warn!(gpu = gpu.index, %error, "its MIG instances are as they were");
+            tracing::warn!(gpu = gpu.index, %error, "its MIG instances are left unchanged");
         }
     }
 }

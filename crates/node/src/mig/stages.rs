@@ -1,4 +1,5 @@
-//! How long each step of making and destroying instances takes, and how often one failed: for the agent's metrics.
+//! Measures how long each step of creating and destroying instances takes, and counts failures, for the agent's
+//! metrics.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,7 +32,7 @@ const STAGES: [(Stage, &str); 5] = [
     (Stage::Destroy, "destroy"),
 ];
 
-/// What went wrong.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// An instance was in use, and destroying it was tried again.
@@ -51,7 +52,7 @@ struct Counts {
     troubles: [u64; TROUBLES.len()],
 }
 
-/// Shared between those who make instances and those who read.
+/// Shared between the writers of instances and the readers of these figures.
 #[derive(Clone, Debug)]
 pub struct Stages(Arc<Mutex<Counts>>);
 

@@ -5,6 +5,7 @@ mod mortal;
 mod world;
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ const FAMILIES: [&str; 17] = [
     "INVENTED-60GB",
 ];
 
-/// What may go wrong while a task gets its instance. It is over when the task is tried again.
+/// The faults that may happen while a task gets its instance. It is over when the task is tried again.
 const FAULTS: [&str; 12] = [
     "nvmlDeviceCreateGpuInstanceWithPlacement error=23 once\n",
     "nvmlDeviceCreateGpuInstanceWithPlacement error=15 once\n",
@@ -66,8 +67,11 @@ fn some_driver(random: &mut Random, most_ms: usize) -> String {
 
 const FAULTS_END: usize = FAULTS.len();
 
-/// An instance that nobody names as its user and that does not go away: seconds until it is given up.
+/// An instance without a known user that cannot be destroyed: seconds until it is given up.
 const STUCK: &str = "nvmlGpuInstanceDestroy error=19\n";
+
+/// How long a planner believes that a driver fails, and does not ask it again.
+const FAILED_COUNTS: Duration = Duration::from_millis(1_050);
 
 /// The steps of making an instance, each call before and after, and some to live on.
 const STEPS: usize = 20;
@@ -93,7 +97,7 @@ impl Random {
     }
 }
 
-/// How often what happened.
+/// The counts of all outcomes.
 #[derive(Debug, Default)]
 struct Tally {
     arrivals: usize,
@@ -104,18 +108,20 @@ struct Tally {
     restarts: usize,
 }
 
-/// What goes wrong, once in so many events.
+/// The faults, each once in this number of events.
 struct Run<'a> {
     world: &'a mut World,
     random: &'a mut Random,
     tally: Tally,
     trouble_every: usize,
+    /// When the driver last ceased to fail.
+    failed: Instant,
 }
 
 impl Run<'_> {
     fn events(&mut self, events: usize) {
         let profiles = self.world.profiles();
-        for _ in 0..events {
+        for event in 1..=events {
             let before = self.world.in_use();
             if !self.world.running.is_empty() && self.random.below(100) < 48 {
                 let leaves = self.random.below(self.world.running.len());
@@ -129,22 +135,36 @@ impl Run<'_> {
             if self.random.one_in(8 * self.trouble_every) {
                 self.restart();
             }
+            if event % 1000 == 0 {
+                println!("{event} arrivals and departures, {:?}", self.tally);
+            }
         }
     }
 
     fn restart(&mut self) {
         let before = self.world.in_use();
         self.tally.restarts += 1;
+        if self.world.lost.is_some() {
+            self.failed = Instant::now();
+        }
         let dies_at = self.random.step();
         self.world.restart(dies_at);
         self.world.check(&before);
     }
 
-    /// One task, until it has its instance or rightly waits.
+    /// One task comes, and something may go wrong.
     fn arrival(&mut self, profile: &str) {
-        let mut faulty = self.trouble();
+        let faulty = self.trouble();
+        self.served(profile, faulty);
+        if faulty {
+            self.failed = Instant::now();
+        }
+    }
+
+    /// One task, until it has its instance or rightly waits.
+    fn served(&mut self, profile: &str, mut faulty: bool) {
         let mut dies_at = if self.random.one_in(self.trouble_every) { self.random.step() } else { 0 };
-        for _ in 0..4 {
+        for _ in 0..5 {
             let feasible = self.world.has_place(profile);
             match self.world.arrive(profile, dies_at) {
                 Ok(Arrival::Placed) => {
@@ -155,8 +175,12 @@ impl Run<'_> {
                     self.tally.waited += 1;
                     return;
                 }
-                // One look at a driver that fails.
-                Ok(Arrival::NoPlace) => assert!(faulty, "{profile} waits with room"),
+                // One query of a failing driver, whose result counts for a second.
+                Ok(Arrival::NoPlace) => {
+                    let rest = FAILED_COUNTS.saturating_sub(self.failed.elapsed());
+                    assert!(faulty || !rest.is_zero(), "{profile} waits with room");
+                    std::thread::sleep(if faulty { FAILED_COUNTS } else { rest });
+                }
                 Ok(Arrival::Killed) => {
                     self.tally.kills += 1;
                     if self.random.one_in(2) {
@@ -180,6 +204,7 @@ impl Run<'_> {
             // A GPU that is lost stays so for a while, and that is trouble enough.
             if self.random.one_in(8) {
                 self.world.lost = None;
+                self.failed = Instant::now();
                 self.world.faults("");
             }
             return false;
@@ -205,11 +230,11 @@ impl Run<'_> {
     }
 }
 
-/// Trouble once in so many events, in the short form and in the long one.
+/// One failure in this number of events, in the short form and in the long one.
 const SHORT: usize = 3;
 const LONG: usize = 12;
 
-/// What `make build` makes; the tests need the simulated driver of it, and the second one the program.
+/// The output of `make build`; the tests need its simulated driver, and the second one the program.
 fn built() -> Option<PathBuf> {
     let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
     let is_built =
@@ -220,7 +245,7 @@ fn built() -> Option<PathBuf> {
     is_built.then_some(dist)
 }
 
-/// As many events as `variable` says, and then trouble is as rare as in the long form.
+/// The number of events in `variable`; then faults are as rare as in the long form.
 fn length(variable: &str, short: usize) -> (usize, usize) {
     let wished = std::env::var_os(variable).and_then(|events| events.to_str()?.parse().ok());
     wished.map_or((short, SHORT), |events| (events, LONG))
@@ -240,11 +265,14 @@ fn run_family(
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let began = Instant::now();
     let mut random = Random(seed);
-    // In this process nothing else goes on while a call lasts.
-    let model = some_driver(&mut random, if exe.is_some() { 2 } else { 0 });
+    // In a test that makes one call after the other, the duration of a call reveals nothing; some rounds have it all the
+    // same.
+    let model = some_driver(&mut random, if exe.is_some() && trouble_every == SHORT { 2 } else { 0 });
     let mut world = World::new(&format!("8x{family}:mig"), &dist.join("lib/cantle"), &model, exe);
     let open_files = world.open_files();
-    let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
+    let tally = Tally::default();
+    let mut run =
+        Run { world: &mut world, random: &mut random, tally, trouble_every, failed: Instant::now() };
     run.events(events);
     run.restart();
     let took = Duration::from_secs(began.elapsed().as_secs());
@@ -272,8 +300,28 @@ fn nor_do_instances_that_processes_of_cantle_make() {
     let Some(dist) = built() else { return };
     let (events, trouble_every) = length("CANTLE_STRESS_MIG_PROCESSES", 2 * EVENTS_OF_PROCESSES);
     let families = if trouble_every == SHORT { &FAMILIES[1..3] } else { &FAMILIES };
-    for (seed, family) in (101..).zip(families) {
-        let length = (events.div_ceil(families.len()), trouble_every);
-        run_family(family, seed, length, &dist, Some(&dist.join("bin/cantle")));
+    let length = (events.div_ceil(families.len()), trouble_every);
+    let one = |seed: usize| {
+        run_family(families[seed - 101], seed as u64, length, &dist, Some(&dist.join("bin/cantle")));
+    };
+    let seeds = 101..101 + families.len();
+    match std::env::var_os("CANTLE_STRESS_MIG_SEED") {
+        Some(seed) => one(seed.to_str().unwrap().parse().unwrap()),
+        None if trouble_every == SHORT => seeds.for_each(one),
+        None => side_by_side(seeds),
     }
+}
+
+/// Runs a test process for each seed, all at once: they wait for their driver more than they compute.
+fn side_by_side(seeds: impl Iterator<Item = usize>) {
+    const NAME: &str = "mig::tests::nor_do_instances_that_processes_of_cantle_make";
+    let start = |seed: usize| {
+        let mut family = Command::new(std::env::current_exe().unwrap());
+        family.args([NAME, "--exact", "--nocapture"]).env("CANTLE_STRESS_MIG_SEED", seed.to_string());
+        (seed, family.spawn().unwrap())
+    };
+    let families: Vec<(usize, Child)> = seeds.map(start).collect();
+    let ended = families.into_iter().map(|(seed, mut family)| (seed, family.wait().unwrap()));
+    let failed: Vec<usize> = ended.filter(|(_, status)| !status.success()).map(|(seed, _)| seed).collect();
+    assert!(failed.is_empty(), "seeds {failed:?} fail");
 }

@@ -1,4 +1,4 @@
-//! What people are shown of GPUs in MIG mode.
+//! The view of GPUs in MIG mode that users get.
 
 use cantle_driver::{Driver, GpuInstance, Installation};
 use cantle_mig::{GpuGeometry, Table};
@@ -34,13 +34,13 @@ pub struct MigPlacement {
     pub gi: Option<u32>,
     /// Name of the MIG device.
     pub uuid: Option<String>,
-    /// Whose it is.
+    /// Its owner.
     pub state: PlacementState,
     /// The task that holds it.
     pub task: Option<String>,
 }
 
-/// Whose an instance is.
+/// The owner of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementState {

@@ -1,4 +1,4 @@
-//! Makes and destroys instances: one writer per GPU at a time, whichever process it is in.
+//! Creates and destroys instances: one writer per GPU at a time, among all processes.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -21,13 +21,13 @@ const AGAIN_AFTER_MS: [u64; 6] = [50, 100, 200, 400, 800, 1600];
 /// How long a placement is not tried again after a failure.
 const AVOID_MS: i64 = 30_000;
 
-/// What happens at the start to instances that others have made.
+/// The handling of other programs' instances at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Adopt {
     /// They are left as they are.
     #[default]
     Busy,
-    /// Those that nobody uses are destroyed.
+    /// Unused ones are destroyed.
     Destroy,
 }
 
@@ -42,7 +42,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Waits until nobody else changes this GPU.
+    /// Waits until no other process changes this GPU.
     ///
     /// # Errors
     /// If the lock or the journal can't be opened.
@@ -62,7 +62,7 @@ impl<'a> Writer<'a> {
     /// The instance that `lease` is to have here; its device's name is in the lease when this returns.
     ///
     /// # Errors
-    /// [`NodeError::PlacementLost`] if it can't be had now: then nothing of it is left.
+    /// [`NodeError::PlacementLost`] if it is not available now: then nothing of it is left.
     pub fn make(&mut self, lease: &LeaseId, wanted: &MigInstance) -> Result<MigInstance, NodeError> {
         let stages = self.stages;
         stages.time(Stage::Ready, || self.make_and_name(lease, wanted))
@@ -139,7 +139,7 @@ impl<'a> Writer<'a> {
         Ok(free.then(|| device.clone()))
     }
 
-    /// Destroys a free instance of ours for the sake of `wanted`.
+    /// Destroys one of our free instances for `wanted`.
     fn make_way(&mut self, instance: &GpuInstance, wanted: &MigInstance) -> Result<(), NodeError> {
         if !self.journal.is_ours(instance) {
             return Err(self.lost(wanted, "somebody else has made an instance there meanwhile".to_owned()));
@@ -207,10 +207,11 @@ impl<'a> Writer<'a> {
             complete
         });
         match ready {
-            // Whoever read the instances since the claim has not seen this one: a new mark.
+            // A process that read the instances since the claim has not seen this one: a new mark.
             Ok(device) => self.write_journal().map(|()| device),
             Err(error) => {
-                // A claim is given up only where nothing stands: what does may be another process's of ours.
+                // A claim is released only where no instance exists: an instance may belong to another process of
+                // cantle's.
                 let ours = left || (was_ours && self.may_stand(profile.id, wanted.start));
                 self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, ours);
                 self.write_journal()?;
@@ -219,14 +220,14 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Is an instance there, or can't the driver say?
+    /// Does an instance exist there, or can't the driver tell?
     fn may_stand(&self, profile_id: u32, start: u32) -> bool {
         let stands = |one: &GpuInstance| one.profile_id == profile_id && one.start == start;
         self.driver.gpu_instances(&self.gpu.uuid).map_or(true, |found| found.iter().any(stands))
     }
 
-    /// At the start of an agent: destroys what nobody holds, and forgets what is not there. The journal keeps what can't be
-    /// destroyed now.
+    /// At the start of an agent: destroys free instances, and drops entries of instances that do not exist. The journal
+    /// keeps what can't be destroyed now.
     ///
     /// # Errors
     /// If the driver can't say what there is, or a file can't be read.
@@ -252,7 +253,7 @@ impl<'a> Writer<'a> {
         self.write_journal()
     }
 
-    /// Instances that are to be used as they are belong to who named them, even if we made them once.
+    /// Instances that are to be used as they are belong to the user who named them, even if cantle made them once.
     ///
     /// # Errors
     /// If the driver can't say what there is, or a file can't be written.
@@ -295,8 +296,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What has to go before an instance of the profile at position `at` can be made at `start`: whatever overlaps it, and
-/// of its own profile a free one elsewhere, if there are as many as there can be, and free ones whose engines it needs.
+/// The instances to destroy before one of the profile at position `at` can be created at `start`: all that overlap it,
+/// a free one of its own profile elsewhere if the maximum number exists, and free ones whose engines it needs.
 fn in_the_way<'f>(
     table: &Table,
     at: usize,

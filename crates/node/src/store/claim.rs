@@ -1,4 +1,4 @@
-//! An agent has its GPUs to itself: two on one GPU would each count only the other's leases, not its plans.
+//! Keeps two agents from using the same GPU: each would count the other's leases, but not its plans.
 
 use std::collections::BTreeMap;
 

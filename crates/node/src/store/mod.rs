@@ -8,12 +8,12 @@
 //! leases/<lease>.json      on disk before the slice exists and until it is gone; all users may read them
 //! slices/<lease>/          the accounting region of the lease: limits, usage; task → the directory of its task
 //! agents/<worker>.json     which GPUs an agent has
-//! mig/<gpu>.{json,lock}    which MIG instances are ours, and who may change them
+//! mig/<gpu>.{json,lock}    which MIG instances are ours, and the lock for changing them
 //! boot                     id of the boot that all of this belongs to
 //! ```
 //!
-//! Everything in it describes processes, and no process outlives a restart of the machine. So the first to lock the store
-//! after a restart empties it, and nothing in it needs to be synced: it only has to survive the death of processes.
+//! All of it describes processes, and no process outlives a restart of the machine. So the first process that locks the
+//! store after a restart empties it, and nothing in it needs to be synced: it only has to survive the death of processes.
 
 mod claim;
 mod neighbors;
@@ -40,7 +40,9 @@ use unreadable::Found;
 const TASK_LINK: &str = "task";
 
 const LEASES: &str = "leases";
-const PARTS: [&str; 4] = [LEASES, "slices", "agents", "mig"];
+const PARTS: [&str; 5] = [LEASES, "slices", "agents", "mig", HEALTH];
+/// Notes about GPUs that failed ([`crate::GpuFault`]).
+pub(crate) const HEALTH: &str = "health";
 
 /// Modes of directories.
 const OPEN: u32 = 0o755;
@@ -53,7 +55,7 @@ pub struct NodeStore {
 }
 
 impl NodeStore {
-    /// The node directory of the GPUs of this driver: everybody who uses the same GPUs finds the same one.
+    /// The node directory of the GPUs of this driver: all programs that use the same GPUs find the same one.
     #[must_use]
     pub fn dir_for(installation: &Installation) -> PathBuf {
         match installation.directory() {
@@ -62,10 +64,21 @@ impl NodeStore {
         }
     }
 
-    /// What the images that were used here have of the driver's libraries; `dir` is a node directory.
+    /// The copies of the driver's libraries in images that were used here; `dir` is a node directory.
     #[must_use]
     pub fn searched_images(dir: &Path) -> PathBuf {
         dir.join("images.json")
+    }
+
+    /// The directory for compatibility packages of images. On a disk where that is known: they are large, and nothing runs
+    /// from some file systems in memory. `dir` is a node directory.
+    #[must_use]
+    pub fn packages(dir: &Path) -> PathBuf {
+        if dir == Path::new(neighbors::OF_ROOT) {
+            neighbors::PACKAGES_OF_ROOT.into()
+        } else {
+            dir.join("compat")
+        }
     }
 
     /// The node directory of agents without GPUs.
@@ -77,33 +90,33 @@ impl NodeStore {
     /// Opens the store in `dir`, making it if needed.
     ///
     /// # Errors
-    /// If the directory can't be made, or belongs to somebody else.
+    /// If the directory can't be created, or belongs to another user.
     pub fn open(dir: &Path) -> Result<Self, NodeError> {
         let node = Self { dir: dir.to_owned() };
-        // What is there already, before anything is done to it, and what was made since.
+        // Checks the existing directories before any change, and then the created ones.
         node.is_ours()?;
         make_dir(&node.dir, OPEN)?;
         node.is_ours()?;
-        // So that nothing of a former boot is taken for current, also by those who only read. Under the lock, because the first one
+        // Removes what a former boot left, so that no reader takes it for current. Under the lock, because the first one
         // after a restart of the machine empties all parts.
         let locked = node.lock()?;
         node.make_dirs()?;
-        // Leases are written under the lock, so nobody is at it.
+        // Leases are written under the lock, so no other process writes one now.
         files::remove_unfinished(&node.dir.join(LEASES))?;
         drop(locked);
         Ok(node)
     }
 
-    /// Where everybody may write, somebody else could have made the store first, and would decide who gets what. Or it could be a link to
-    /// another directory of ours, which would be emptied. Nobody but us can change what is in a directory of ours, so it is safe to
-    /// go by these names once they are checked.
+    /// In a directory that everybody may write to, another user could create the store first and then control all
+    /// allocations. Or it could be a link to another directory of this user, which would be emptied. Only this user can
+    /// change the contents of its own directory, so these names stay valid once they are checked.
     fn is_ours(&self) -> Result<(), NodeError> {
         let parent = self.dir.parent().filter(|_| self.is_shared()).map(Path::to_owned);
         let dirs = parent.into_iter().chain([self.dir.clone()]).chain(PARTS.map(|part| self.dir.join(part)));
         dirs.into_iter().try_for_each(|dir| is_ours(&dir))
     }
 
-    /// Where the store is.
+    /// The directory of the store.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -115,13 +128,14 @@ impl NodeStore {
         self.dir.join("slices").join(&lease.0)
     }
 
-    /// Where the journals of MIG instances are.
+    /// The directory of the journals of MIG instances.
     #[must_use]
     pub fn mig_dir(&self) -> PathBuf {
         self.dir.join("mig")
     }
 
-    /// Waits until nobody else decides about these GPUs. Held for milliseconds; the kernel releases it when its holder dies.
+    /// Waits until no other process decides about these GPUs. Held for milliseconds; the kernel releases it when its holder
+    /// dies.
     ///
     /// # Errors
     /// If the lock file can't be opened or locked.
@@ -160,7 +174,8 @@ impl NodeStore {
             .try_for_each(|part| make_dir(&self.dir.join(part), if *part == LEASES { OPEN } else { CLOSED }))
     }
 
-    /// The leases at this instant, to be shown: decisions need the lock. Of one that can't be read, what its accounting region says.
+    /// The leases at this instant, to be shown: decisions need the lock. For one that can't be read, the data of its
+    /// accounting region.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -202,7 +217,7 @@ impl Locked<'_> {
         self.node
     }
 
-    /// All leases, in order of id. One that can't be read is what its accounting region says: it may not be given out twice.
+    /// All leases, in order of id. An unreadable one counts as its accounting region states: it may not be given out twice.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -263,7 +278,7 @@ fn is_ours(dir: &Path) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Makes a directory with this mode, whatever the umask; one that exists gets the mode too.
+/// Creates a directory with this mode, independent of the umask; an existing one gets the mode too.
 fn make_dir(dir: &Path, mode: u32) -> Result<(), NodeError> {
     let make = || -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(OPEN).create(dir)?;

@@ -15,7 +15,9 @@ use super::{NodeStore, own_uid};
 use crate::NodeError;
 
 /// Root's store.
-const OF_ROOT: &str = "/run/cantle/node";
+pub(super) const OF_ROOT: &str = "/run/cantle/node";
+/// On a disk, where the store is in memory.
+pub(super) const PACKAGES_OF_ROOT: &str = "/var/lib/cantle/compat";
 /// The parent of all other stores: every distribution has it, everybody may write there, a restart empties it, and services to
 /// which systemd gives a private `/tmp` share it.
 const SHARED: &str = "/dev/shm";
@@ -31,7 +33,7 @@ const RETRIES_MAX: u32 = 1500;
 const LEASES_MAX: usize = 1024;
 const LEASE_BYTES_MAX: u64 = 64 << 10;
 
-/// Somebody holds the lock for longer than a decision takes.
+/// A process holds the lock for longer than a decision takes.
 static IS_HELD_ON_PURPOSE: AtomicBool = AtomicBool::new(false);
 
 /// The store of the user of this process.
@@ -54,8 +56,8 @@ impl NodeStore {
         std::iter::once(self.dir.clone()).chain(others).collect()
     }
 
-    /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: nobody
-    /// may block a GPU by writing nonsense.
+    /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: no
+    /// user may block a GPU by writing invalid files.
     pub fn neighbors(&self) -> Vec<Lease> {
         if !self.is_shared() {
             return Vec::new();
@@ -73,7 +75,7 @@ impl NodeStore {
         found
     }
 
-    /// Waits until nobody on this machine decides.
+    /// Waits until no process on this machine decides.
     pub(super) fn machine_lock(&self) -> Result<Option<File>, NodeError> {
         if !self.is_shared() {
             return Ok(None);
@@ -92,7 +94,7 @@ impl NodeStore {
                     retries -= 1;
                     std::thread::sleep(RETRY_INTERVAL);
                 }
-                // Root does not wait for a user who holds the lock on purpose.
+                // Root does not wait for a user that holds the lock on purpose.
                 Err(fs::TryLockError::WouldBlock) if own_uid() == 0 => {
                     if !IS_HELD_ON_PURPOSE.swap(true, Ordering::Relaxed) {
                         tracing::warn!("somebody holds {LOCK} for seconds; see lsof {LOCK}");
@@ -109,9 +111,9 @@ impl NodeStore {
     }
 }
 
-/// Does its owner live, or the task's first process, as a process of this user? A lease that names somebody else's process,
-/// such as the machine's first, is not active. Root's tasks may run as anybody. Only the owner of the lease can see other
-/// processes of the task.
+/// Does its owner live, or the task's first process, as a process of this user? A lease that names a process of another
+/// user, such as the machine's first, is not active. Root's tasks may run as any user. Only the owner of the lease can
+/// see other processes of the task.
 fn is_active(lease: &Lease, uid: u32) -> bool {
     let is_of_user =
         |pid: u32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == uid);
@@ -164,7 +166,7 @@ fn open_lock() -> io::Result<File> {
     }
 }
 
-/// Opens a file that anybody may have made: never through a link, and never something that blocks.
+/// Opens a file that any user may have created: never through a link, and never something that blocks.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

@@ -1,4 +1,4 @@
-//! Leases whose holders are gone.
+//! Removes leases whose holders are gone.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use crate::NodeError;
 use crate::uuid::gpu_uuid_bytes;
 
 impl Locked<'_> {
-    /// Removes each lease that nobody holds any more, and returns the active ones.
+    /// Removes each lease without a live holder, and returns the active ones.
     ///
     /// A lease is active as long as its owner lives, or the task's first process or supervisor, or any process that is
-    /// attached to its accounting region, as the kernel's locks say. So a task outlives a killed `cantle run` with its slice
-    /// intact. One that is [`Lease::kept`] is active until it is retired.
+    /// attached to its accounting region, according to the kernel's locks. So a task outlives a killed `cantle run` with its
+    /// slice intact. One that is [`Lease::kept`] is active until it is retired.
     ///
     /// # Errors
     /// Names the file that can't be read or removed.
@@ -29,7 +29,7 @@ impl Locked<'_> {
                 active.push(lease);
             } else {
                 if !is_readable {
-                    // Whoever should still come finds no room: a pod may have it mounted, and not be seen yet.
+                    // A process that still arrives finds no memory: a pod may have it mounted, and not be seen yet.
                     close(&self.node.slice_dir(&lease.id), &lease);
                     unreadable::set_aside(&self.node.lease_path(&lease.id))?;
                 }
@@ -52,7 +52,7 @@ impl Locked<'_> {
             return true;
         }
         let Ok(region) = Observer::open(&dir) else {
-            // Never made, or removed: nobody can allocate through it.
+            // Never made, or removed: no process can allocate through it.
             return false;
         };
         if region.is_in_use() {

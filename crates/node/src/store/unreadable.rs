@@ -1,7 +1,7 @@
 //! Leases that can't be read: a disk that lost a block, a file of another version, somebody's editor.
 //!
-//! One such file concerns its own slice and no other. As long as a process of the task lives, the slice counts as its accounting region
-//! says; after that the file is set aside as `leases/<lease>.unreadable`, for whoever wants to know what was in it.
+//! One such file concerns its own slice and no other. As long as a process of the task lives, the slice counts as its
+//! accounting region states; after that the file is set aside as `leases/<lease>.unreadable`, for inspection.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const NAME: &str = "unreadable lease";
 /// A lease file, as it was found.
 pub(super) enum Found {
     Lease(Lease),
-    /// What the accounting region still says of it.
+    /// The use according to the accounting region.
     Unreadable(Lease),
 }
 
@@ -60,13 +60,13 @@ fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
     let region = Observer::open(&node.slice_dir(&id)).and_then(|region| region.snapshot());
     let slices =
         region.map(|region| region.gpus.into_iter().map(|gpu| slice(&gpu.uuid, gpu.limit_bytes)).collect());
-    // A region that can't be read either gives nothing out: its limits are gone for its processes too.
+    // A region that can't be read either allocates nothing: its limits are gone for its processes too.
     let slices = slices.unwrap_or_default();
     let owner = Holder { pid: 0, start_ticks: u64::MAX };
     Lease { name: NAME.to_owned(), ..Lease::new(id, TaskId(String::new()), slices, owner) }
 }
 
-/// Nobody knows which fraction it was, so nothing more of that GPU is given out.
+/// Its fraction is unknown, so nothing more of that GPU is allocated.
 fn slice(uuid: &[u8; 16], limit_bytes: u64) -> Slice {
     Slice { gpu: GpuUuid(gpu_name(uuid)), milli: Milli::ONE, memory_limit_bytes: limit_bytes, mig: None }
 }

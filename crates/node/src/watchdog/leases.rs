@@ -1,5 +1,5 @@
-//! The leases by which the watchdog judges. What it once read of a lease stays: a lease file that is changed, spoiled or removed
-//! later, by whoever could reach it, moves no limit and hides no task.
+//! The watchdog's copies of the leases. A copy never changes: a lease file that is changed, damaged or removed later
+//! changes no limit and hides no task.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,8 @@ pub(super) struct Remembered {
 }
 
 impl Remembered {
-    /// The node's leases. One of `ours` stays as long as its task does, whatever is on disk; if nothing can be read, all do.
+    /// The node's leases. A lease of `ours` stays as long as its task, independent of the disk; if nothing can be read, all
+    /// leases stay.
     pub(super) fn read(&mut self, node: &NodeStore, ours: impl Fn(&LeaseId) -> bool) -> Vec<Lease> {
         match node.leases() {
             Ok(found) => {
@@ -23,7 +24,7 @@ impl Remembered {
                 self.reported.retain(|id| self.leases.contains_key(id));
             }
             Err(error) => {
-                tracing::error!(%error, "the watchdog cannot read the leases and goes by those that it knows");
+                tracing::error!(%error, "the watchdog cannot read the leases and uses those that it knows");
             }
         }
         self.all().cloned().collect()
@@ -52,7 +53,7 @@ const fn has_started(lease: &Lease) -> bool {
     lease.leader.is_some() || lease.kept
 }
 
-/// What a lease limits a task to. Of an instance the hardware does.
+/// The limits of a task from its lease. Of an instance the hardware does.
 fn bounds(lease: &Lease) -> BTreeMap<&GpuUuid, u64> {
     let slices = lease.slices.iter().filter(|slice| slice.mig.is_none());
     slices.map(|Slice { gpu, memory_limit_bytes, .. }| (gpu, *memory_limit_bytes)).collect()

@@ -1,7 +1,7 @@
-//! How long each task has been seen over its limit.
+//! Measures how long each task has been over its limit.
 //!
-//! Who takes memory in bursts is over at some looks and not at others. A clean look therefore forgets nothing at once: the times
-//! add up, and are forgotten only after [`MEMORY`] without another finding.
+//! A task that takes memory in bursts is over its limit at some scans and not at others. A clean scan therefore resets
+//! nothing at once: the times add up, and are reset only after [`MEMORY`] without another finding.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tokio::time::Instant;
 
 use super::Finding;
 
-/// How often the watchdog looks. Three more looks confirm a finding, so a task is killed 0.75 to 1 s after it exceeded its limit,
-/// and what the looks themselves take.
+/// Interval of scans. Three more scans confirm a finding, so a task is killed 0.75 to 1 s after it exceeded its limit,
+/// plus the duration of the scans.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a task must have been over before it is stopped: a look takes time, and memory use changes meanwhile.
+/// The time over its limit after which a task is stopped: a scan takes time, and memory use changes meanwhile.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// A finding stands for the time since the look before, but not for longer than this: a watchdog that was held up has seen nothing.
+/// A finding counts for the time since the scan before, but not for longer than this: a watchdog that was held up has seen nothing.
 const LOOK_MAX: Duration = Duration::from_millis(350);
 
 /// How long findings are remembered.
@@ -38,14 +38,14 @@ pub(super) struct Overs {
 }
 
 impl Overs {
-    /// A look begins: returns what a finding at it stands for.
+    /// A scan begins: returns the time that a finding in it counts for.
     pub(super) fn look(&mut self, now: Instant) -> Duration {
         self.overs.retain(|_, over| now.duration_since(over.seen) < MEMORY);
         let before = self.looked.replace(now);
         before.map_or(Duration::ZERO, |before| now.duration_since(before).min(LOOK_MAX))
     }
 
-    /// Something is wrong with a task at this look.
+    /// A task has a finding at this scan.
     pub(super) fn found(
         &mut self,
         lease: &LeaseId,
@@ -68,7 +68,8 @@ impl Overs {
 mod tests {
     use super::*;
 
-    /// Looks at a task for a minute; `is_over` says when it is over. Returns when it was found guilty, in milliseconds.
+    /// Scans a task for a minute; `is_over` determines when it is over its limit. Returns when it was found guilty, in
+    /// milliseconds.
     fn guilty_after(is_over: impl Fn(u64) -> bool, interval_ms: u64) -> Option<u64> {
         let (began, lease) = (Instant::now(), LeaseId::from("a"));
         let mut overs = Overs::default();
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_task_that_stays_over_is_ended_within_a_second() {
-        // From the first byte on, which comes between two looks.
+        // From the first byte on, which comes between two scans.
         let after = guilty_after(|at| at > 500, 250).unwrap() - 500;
         assert!(after <= 1000, "{after} ms");
         assert!(

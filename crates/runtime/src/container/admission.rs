@@ -1,7 +1,7 @@
-//! Which `docker run` options a task may bring. Pure: what must be asked of the machine is asked through [`Host`].
+//! Decides which `docker run` options a task may set. Pure: facts about the machine come from [`Host`].
 //!
-//! A task inside a slice must not lift its own limit, so options that would are refused by name, those that cantle takes
-//! care of are left out with a note, and the rest passes. An unknown option is refused.
+//! A task inside a slice must not remove its own limit. So options that could are refused by name, options that cantle
+//! sets itself are dropped with a note, and the rest passes. An unknown option is refused.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -10,7 +10,7 @@ use super::AdmissionError;
 use super::flags::{self, Action, Given};
 use crate::privileges::is_withheld;
 
-/// What admission has to know of the machine.
+/// The facts about the machine that admission needs.
 pub(crate) trait Host {
     /// The path with symbolic links resolved; itself if there is no such file.
     fn resolve(&self, path: &Path) -> PathBuf;
@@ -18,7 +18,7 @@ pub(crate) trait Host {
     fn read(&self, path: &Path) -> io::Result<String>;
 }
 
-/// What may reach the container, and what was left out.
+/// The admitted options, and the dropped ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Admitted {
     pub(crate) options: Vec<Given>,
@@ -215,7 +215,7 @@ fn check_device(value: &str, host: &dyn Host) -> Result<(), String> {
     let path = host.resolve(Path::new(source));
     let name = path.strip_prefix("/dev").map_err(|_| "only devices below /dev can be given".to_owned())?;
     let name = name.to_string_lossy();
-    // Besides the GPUs: memory, disks and ports, through which the machine could be changed.
+    // In addition to the GPUs: memory, disks and ports, through which the machine could be changed.
     let refused =
         ["nvidia", "dri", "kfd", "mem", "kmem", "port", "sd", "nvme", "vd", "dm-", "mapper", "loop"];
     if name.is_empty() || refused.iter().any(|prefix| name.starts_with(prefix)) {

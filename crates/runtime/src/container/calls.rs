@@ -1,4 +1,4 @@
-//! Calls of an engine. Every call has a limit, so that an engine that hangs holds up nothing but its own tasks.
+//! Calls to an engine. Every call has a time limit, so that a hanging engine delays only its own tasks.
 
 use std::future::Future;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError>
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
     let call = docker.remove_container(id, Some(options));
     match tokio::time::timeout(CALL_LIMIT, call).await {
-        // Gone already, or about to be: somebody else removes it.
+        // Gone already, or about to be: another process removes it.
         Ok(Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) | Ok(())) => Ok(()),
         Ok(Err(error)) => Err(refused("remove", &error)),
         Err(_) => Err(hangs("remove", CALL_LIMIT)),
@@ -39,7 +39,7 @@ pub(super) enum ContainerStatus {
     Ended(Option<i32>),
     /// There is no such container.
     Gone,
-    /// The engine does not answer; the container may run all the same.
+    /// The engine does not answer; the container may nevertheless run.
     Unknown,
 }
 

@@ -1,5 +1,5 @@
-//! A `docker run` command line that somebody else composed, with a slice put into it. Stock ClearML agents start their
-//! containers by such command lines and watch docker's own client, so it stays one.
+//! Adds a slice to a `docker run` command line of another program. Stock ClearML agents start their containers by such
+//! command lines and watch docker's own client, so the result is a command line again.
 
 use std::path::PathBuf;
 
@@ -82,8 +82,8 @@ impl DockerRun {
         })
     }
 
-    /// The command line with the slice of `spec` in it, and no other access to the GPU. What the image has of the driver's libraries,
-    /// `copies`, is covered.
+    /// The command line with the slice of `spec` in it, and no other access to the GPU. The image's own copies of the
+    /// driver's libraries, `copies`, are covered.
     ///
     /// # Errors
     /// If an option would lift the limit.
@@ -122,7 +122,12 @@ impl DockerRun {
         words.extend(self.client.iter().cloned());
         words.extend(admitted.options.iter().map(word));
         words.extend(contents::variables(spec).iter().map(|(name, value)| format!("--env={name}={value}")));
-        words.extend(contents::mounts(spec, driver_files, &copies.0).iter().map(contents::mount_option));
+        let (mut spec, mut driver_files) = (spec.clone(), driver_files.to_vec());
+        if let Some(package) = &copies.package {
+            package.put_before(&mut spec, &mut driver_files);
+        }
+        let mounts = contents::mounts(&spec, &driver_files, &copies.covered);
+        words.extend(mounts.iter().map(contents::mount_option));
         words.extend(devices.iter().map(|device| format!("--device={}", device.display())));
         words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
         words.push(format!("--label={LABEL_TASK}={task}"));

@@ -1,4 +1,4 @@
-//! From admitted options to the engine's own words.
+//! Translates admitted options to the engine's API.
 
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, HostConfig, HostConfigCgroupnsModeEnum, Mount, MountType,
@@ -8,7 +8,7 @@ use bollard::models::{
 use super::AdmissionError;
 use super::flags::Given;
 
-/// What is asked of the engine besides the container itself.
+/// The requests to the engine, except for the container itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extra {
     pub(super) platform: String,

@@ -1,4 +1,4 @@
-//! What cantle puts into a container: the slice, and the driver behind its filter.
+//! The mounts and variables that cantle adds to a container: the slice, and the driver behind its filter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::{Backend, TaskSpec, environment};
 /// Size and mode of the container's `/run/cantle`, which holds mount points and nothing else.
 const DIRECTORY_BYTES: i64 = 64 << 10;
 const DIRECTORY_MODE: u32 = 0o755;
-/// Nobody makes new device nodes.
+/// No new device nodes are created.
 const DEVICE_PERMISSIONS: &str = "rw";
 
 /// The default library directories of the loader in an image: Debian's and Red Hat's.
-fn library_dirs() -> [String; 2] {
+pub(super) fn library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH), "/usr/lib64".to_owned()]
 }
 
@@ -43,12 +43,13 @@ pub(super) fn edits_over(
             .collect(),
         device_nodes: devices.iter().map(node).collect(),
         mounts: mounts(spec, driver_files, copies).into_iter().map(cdi_mount).collect(),
+        hooks: Vec::new(),
     }
 }
 
 fn cdi_mount(mount: Mount) -> cdi::Mount {
     let (kind, more) = match &mount.source {
-        Some(_) => ("bind", vec!["bind".to_owned()]),
+        Some(_) => (cdi::BIND, vec![cdi::BIND.to_owned()]),
         None => ("tmpfs", vec![format!("size={DIRECTORY_BYTES}"), format!("mode={DIRECTORY_MODE:04o}")]),
     };
     let read_only = mount.read_only == Some(true);
@@ -113,13 +114,16 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf], copies: &BTreeSe
     mounts
 }
 
-/// Where a file of the driver that is no library is looked for. By its name: the file may be a copy, in a directory of cantle's.
+/// The directories in which the driver's files other than libraries are searched. By its name: the file may be a copy, in a
+/// directory of cantle's.
 fn directory_of(name: &str) -> &'static str {
     match name {
         "nvidia_icd.json" => "/usr/share/vulkan/icd.d",
         "nvidia_layers.json" => "/usr/share/vulkan/implicit_layer.d",
         "10_nvidia.json" => "/usr/share/glvnd/egl_vendor.d",
         "nvoptix.bin" => "/usr/share/nvidia",
+        // Of Windows, for its subsystem for Linux.
+        "drivers" => "/usr/lib/wsl",
         _ => "/usr/bin",
     }
 }

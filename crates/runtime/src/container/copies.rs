@@ -1,12 +1,13 @@
-//! Copies of the driver's libraries that an image brings along, such as CUDA's compatibility packages. A loader that is pointed at
+//! Finds copies of the driver's libraries in an image, such as CUDA's compatibility packages. A loader that is pointed at
 //! them finds them before the library directories that every container gets, so the filter is mounted over each of them too.
 //!
-//! Before the start the engine is asked about the places where images have such copies ([`find`]). After it the container's own
-//! file system is looked at, with its loader's configuration, and a copy that is still there ends the container ([`uncovered`]).
+//! Before the start, the engine is asked about the usual places of such copies ([`find`]). After the start, the container's
+//! own file system is searched, with its loader's configuration, and a copy that is still uncovered ends the container
+//! ([`uncovered`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use bollard::Docker;
@@ -16,6 +17,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::EngineError;
 use super::calls::{CALL_LIMIT, limited};
+use super::package::Package;
 use super::searched::Searched;
 use crate::Confinement;
 use crate::processes::FileId;
@@ -23,42 +25,63 @@ use crate::processes::FileId;
 /// The filter libraries, by the names that programs open.
 pub(super) const STEMS: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
-/// Where NVIDIA's images and container toolkits put libraries of the driver.
-const USUAL_DIRS: [&str; 3] = ["/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"];
+/// The directories in which NVIDIA's images and container toolkits put libraries of the driver.
+const USUAL_DIRS: [&str; 5] = [
+    "/usr/local/cuda/compat",
+    // In images of NGC, the first one is a link that the entry point makes.
+    "/usr/local/cuda/compat/lib",
+    "/usr/local/cuda/compat/lib.real",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+];
 
-/// Where a container's loader looks by itself: what [`super::contents`] mounts into.
+/// The default search path of a container's loader: what [`super::contents`] mounts into.
 const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+
+/// The configuration of a loader is shorter than this.
+const MOST_TEXT: u64 = 1 << 20;
 
 /// A file in a container over which a filter library is to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct DriverCopy {
-    /// Where it is, links resolved.
+    /// Its path, with links resolved.
     pub(super) path: String,
-    /// Which library it is.
+    /// The library that it is a copy of.
     pub(super) stem: &'static str,
 }
 
-/// All copies in an image.
+/// All copies in an image, and the package among them that is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DriverCopies(pub(super) BTreeSet<DriverCopy>);
+pub struct DriverCopies {
+    pub(super) covered: BTreeSet<DriverCopy>,
+    pub(super) package: Option<Package>,
+}
 
 impl DriverCopies {
-    /// Their paths, for people; empty without any.
+    /// The handling of the copies, as text; `None` without copies.
     #[must_use]
-    pub fn paths(&self) -> String {
-        self.0.iter().map(|copy| copy.path.as_str()).collect::<Vec<_>>().join(", ")
+    pub fn summary(&self) -> Option<String> {
+        let paths: Vec<&str> = self.covered.iter().map(|copy| copy.path.as_str()).collect();
+        let covered =
+            format!("the image has libraries of the driver, which are covered: {}", paths.join(", "));
+        let used = |package: &Package| format!("; {} is newer than the driver's and used", package.name());
+        (!paths.is_empty()).then(|| covered + &self.package.as_ref().map(used).unwrap_or_default())
     }
+}
+
+/// The result of [`find`].
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) covered: BTreeSet<DriverCopy>,
+    /// The image that has them; `None` if something is mounted where they are.
+    pub(super) image: Option<String>,
 }
 
 /// The copies in a container that was made and not yet started, in the directories that its variables name and in the usual ones.
 ///
 /// # Errors
 /// If the engine does not answer.
-pub(super) async fn find(
-    docker: &Docker,
-    id: &str,
-    searched: &Searched,
-) -> Result<BTreeSet<DriverCopy>, EngineError> {
+pub(super) async fn find(docker: &Docker, id: &str, searched: &Searched) -> Result<Found, EngineError> {
     let made = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await?;
     let env = made.config.and_then(|config| config.env).unwrap_or_default();
     let dirs = named_dirs(env.iter().map(String::as_str));
@@ -70,7 +93,7 @@ pub(super) async fn find(
     };
     let image = made.image.filter(|_| !dirs.iter().any(is_mounted));
     if let Some(known) = image.as_ref().and_then(|image| searched.known(image, &dirs)) {
-        return Ok(known);
+        return Ok(Found { covered: known, image });
     }
     let names = dirs.iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
     let places = names.flat_map(|(dir, stem)| {
@@ -78,20 +101,20 @@ pub(super) async fn find(
     });
     let found = join_all(places.map(|(path, stem)| async move {
         let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
-        // An engine that does not answer this, or a path that is not there: what is there all the same is found after the start.
+        // An engine that does not answer this, or a path that is not there: remaining copies are found after the start.
         let about = tokio::time::timeout(CALL_LIMIT, docker.get_container_archive_info(id, Some(options)));
         let target = about.await.ok()?.ok()?.link_target;
         let path = if target.starts_with('/') { target } else { path };
         Some(DriverCopy { path, stem })
     }));
-    let found = found.await.into_iter().flatten().collect();
-    if let Some(image) = image {
-        searched.keep(&image, &dirs, &found);
+    let covered = found.await.into_iter().flatten().collect();
+    if let Some(image) = &image {
+        searched.keep(image, &dirs, &covered);
     }
-    Ok(found)
+    Ok(Found { covered, image })
 }
 
-/// What is known of an image with these variables before there is a container of it.
+/// The copies in an image with these variables, before a container exists.
 pub(super) fn known_of(image: &str, env: &[String], searched: &Searched) -> Option<BTreeSet<DriverCopy>> {
     searched.known(image, &named_dirs(env.iter().map(String::as_str)))
 }
@@ -115,56 +138,69 @@ fn named_dirs<'a>(env: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
 ///
 /// A process that is gone has no file system any more, and did no harm.
 pub(super) fn uncovered(pid: u32, confinement: &Confinement) -> Option<PathBuf> {
-    let root = Root(File::open(format!("/proc/{pid}/root")).ok()?);
+    let root = Root::at(Path::new(&format!("/proc/{pid}/root"))).ok()?;
     let env = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let env: Vec<String> =
         env.split(|byte| *byte == 0).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
-    let mut dirs = named_dirs(env.iter().map(String::as_str));
-    dirs.extend(DEFAULT_DIRS.map(str::to_owned));
-    dirs.extend(root.configured_dirs());
-    let toolkits = root.entries("usr/local").into_iter().filter(|name| name.starts_with("cuda"));
-    dirs.extend(toolkits.map(|name| format!("/usr/local/{name}/compat")));
-    for stem in STEMS {
-        let filter = FileId::of(&confinement.filter(stem));
-        let paths = dirs.iter().flat_map(|dir| [format!("{dir}/{stem}.1"), format!("{dir}/{stem}")]);
-        let mut copies = paths.filter(|path| root.file_id(path).is_some_and(|found| Some(found) != filter));
-        if let Some(copy) = copies.next() {
-            return Some(copy.into());
-        }
-    }
-    None
+    let mut copies = STEMS.into_iter().flat_map(|stem| root.copies(&env, stem, &confinement.filter(stem)));
+    copies.next().map(PathBuf::from)
 }
 
 /// The file system of a container. Links in it are followed as its own programs would.
-struct Root(File);
+#[derive(Debug)]
+pub(super) struct Root(File);
 
 impl Root {
-    fn open(&self, path: &str) -> io::Result<File> {
+    pub(super) fn at(dir: &Path) -> io::Result<Self> {
+        Ok(Self(File::open(dir)?))
+    }
+
+    /// The copies that a program with these variables could load instead of `filter`.
+    pub(super) fn copies(&self, env: &[String], stem: &str, filter: &Path) -> Vec<String> {
+        let mut dirs = named_dirs(env.iter().map(String::as_str));
+        dirs.extend(DEFAULT_DIRS.map(str::to_owned));
+        dirs.extend(self.configured_dirs());
+        let toolkits = self.entries("usr/local").into_iter().filter(|name| name.starts_with("cuda"));
+        dirs.extend(toolkits.map(|name| format!("/usr/local/{name}/compat")));
+        let filter = FileId::of(filter);
+        let paths = dirs.iter().flat_map(|dir| [format!("{dir}/{stem}.1"), format!("{dir}/{stem}")]);
+        paths.filter(|path| self.file_id(path).is_some_and(|found| Some(found) != filter)).collect()
+    }
+
+    pub(super) fn open(&self, path: &str) -> io::Result<File> {
         let how =
             OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
         Ok(openat2(&self.0, path, how)?.into())
     }
 
-    /// A path of ours to something in there.
-    fn path_to(&self, path: &str) -> Option<(File, PathBuf)> {
+    /// A path of this process to a file in there.
+    pub(super) fn path_to(&self, path: &str) -> Option<(File, PathBuf)> {
         use std::os::fd::AsRawFd as _;
         let file = self.open(path).ok()?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         Some((file, path.into()))
     }
 
-    fn file_id(&self, path: &str) -> Option<FileId> {
+    pub(super) fn file_id(&self, path: &str) -> Option<FileId> {
         let (_open, path) = self.path_to(path)?;
         FileId::of(&path)
     }
 
-    fn read(&self, path: &str) -> String {
-        let read = self.path_to(path).and_then(|(_open, path)| fs::read_to_string(path).ok());
-        read.unwrap_or_default()
+    pub(super) fn read(&self, path: &str) -> String {
+        let mut text = Vec::new();
+        if let Some((_open, path)) = self.path_to(path)
+            // Reading something other than a regular file may block.
+            && path.metadata().is_ok_and(|found| found.is_file())
+            && let Ok(file) = File::open(path)
+        {
+            // An unreadable file counts as empty.
+            let _ = file.take(MOST_TEXT).read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// The names in a directory.
-    fn entries(&self, path: &str) -> Vec<String> {
+    pub(super) fn entries(&self, path: &str) -> Vec<String> {
         let Some((_open, path)) = self.path_to(path) else { return Vec::new() };
         let entries = fs::read_dir(path).into_iter().flatten();
         entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()

@@ -1,4 +1,4 @@
-//! One container engine.
+//! A connection to one container engine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,9 +11,11 @@ use cantle_model::LeaseId;
 
 use super::admission::{self, Host};
 use super::calls::{self, CALL_LIMIT, limited};
-use super::contents::edits_over;
-use super::copies::{self, DriverCopy};
+use super::contents::{edits_over, slice_edits};
+use super::copies::{self, DriverCopies, DriverCopy, Found};
+use super::machine_root::MachineRoot;
 use super::output::ContainerOutput;
+use super::package::{self, Packages};
 use super::plan::{self, InjectionMode, LABEL_LEASE, LABEL_TASK, Plan};
 use super::searched::Searched;
 use super::task::Container;
@@ -23,7 +25,7 @@ use crate::running::Kind;
 use crate::task_directory::ContainerRef;
 use crate::{RunningTask, StartError, TaskSpec};
 
-/// What `cantle doctor` reports of an engine.
+/// The report of `cantle doctor` about an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineInfo {
     /// Its socket.
@@ -52,15 +54,16 @@ pub struct Leftover {
 pub struct Engine {
     docker: Docker,
     socket: PathBuf,
-    /// Where slices are offered as devices; none: they come by mounts.
+    /// The directory for specs of slices as devices; none: they come by mounts.
     cdi_dir: Option<PathBuf>,
     pub(super) searched: Searched,
+    pub(super) packages: Packages,
 }
 
 impl Engine {
-    /// Where Docker listens.
+    /// Docker's socket.
     pub const DOCKER_SOCKET: &str = "/run/docker.sock";
-    /// Where Podman's service listens.
+    /// The socket of Podman's service.
     pub const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
 
     /// Connects to the engine at `socket`; to the first that is there if none is given.
@@ -73,8 +76,9 @@ impl Engine {
             sockets.find(|path| path.exists()).unwrap_or_else(|| Path::new(Self::DOCKER_SOCKET))
         };
         let socket = socket.unwrap_or_else(usual).to_owned();
-        let engine =
-            Self { docker: calls::client(&socket)?, socket, cdi_dir: None, searched: Searched::default() };
+        let docker = calls::client(&socket)?;
+        let (searched, packages) = (Searched::default(), Packages::default());
+        let engine = Self { docker, socket, cdi_dir: None, searched, packages };
         // No call for its version: an engine runs three programs to find that out.
         match limited("ping", CALL_LIMIT, engine.docker.ping()).await {
             Ok(_) => Ok(engine),
@@ -83,10 +87,12 @@ impl Engine {
         }
     }
 
-    /// Keeps what images have of the driver's libraries in this file, so that each is searched once.
+    /// Keeps what images have of the driver's libraries in the file `searched`, so that each is searched once, and compatibility packages
+    /// that are used in the directory `packages`.
     #[must_use]
-    pub fn remembering(mut self, file: PathBuf) -> Self {
-        self.searched = Searched(Some(file));
+    pub fn remembering(mut self, searched: PathBuf, packages: PathBuf) -> Self {
+        self.searched = Searched(Some(searched));
+        self.packages = Packages(Some(packages));
         self
     }
 
@@ -104,7 +110,7 @@ impl Engine {
         &self.docker
     }
 
-    /// What kind of engine this is.
+    /// The kind of this engine.
     ///
     /// # Errors
     /// If it does not answer.
@@ -123,7 +129,7 @@ impl Engine {
     /// `spec.cwd` is not used, because the machine's directories mean nothing in a container.
     ///
     /// # Errors
-    /// If the task's options are refused, the image can't be had, or the container does not start. Nothing is left
+    /// If the task's options are refused, the image is not available, or the container does not start. Nothing is left
     /// behind then.
     pub async fn start(
         &self,
@@ -145,32 +151,35 @@ impl Engine {
         output: ContainerOutput,
         notify: impl Fn(&str),
     ) -> Result<RunningTask, StartError> {
-        let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
+        let mut protected = plan::protected(spec);
+        protected.sources.extend(self.packages.0.clone());
+        let admitted = admission::admit(&container.options, &protected, &Machine)?;
         let none = BTreeSet::new();
+        check_files(spec, container)?;
         let mut device = self.offer(spec, container, &none);
         let mode = if device.is_some() { InjectionMode::Device } else { InjectionMode::Mounts };
         let plan = plan::plan(spec, container, &admitted, mode, &none)?;
         output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
         self.have_image(&container.image, &plan, |line| output.note(line, &notify)).await?;
         let mut id = self.create(&plan, &spec.lease).await?;
-        let copies = self.copies(&id, spec).await;
+        let copies = self.copies(&id, spec, |line| output.note(line, &notify)).await;
         if let Ok(copies) = &copies
-            && !copies.is_empty()
+            && let Some(summary) = copies.summary()
         {
-            let paths: Vec<&str> = copies.iter().map(|copy| copy.path.as_str()).collect();
-            output.note(
-                &format!("the image has libraries of the driver, which are covered: {}", paths.join(", ")),
-                &notify,
-            );
+            output.note(&summary, &notify);
+            let (mut spec, mut container) = (spec.clone(), container.clone());
+            if let Some(package) = &copies.package {
+                package.put_before(&mut spec, &mut container.driver_files);
+            }
             match mode {
                 InjectionMode::Device => {
                     // The engine reads the description when the container starts. The old one goes before the new one comes.
                     drop(device.take());
-                    device = self.offer(spec, container, copies);
+                    device = self.offer(&spec, &container, &copies.covered);
                 }
                 InjectionMode::Mounts => {
                     self.remove(&id).await?;
-                    let plan = plan::plan(spec, container, &admitted, mode, copies)?;
+                    let plan = plan::plan(&spec, &container, &admitted, mode, &copies.covered)?;
                     id = self.create(&plan, &spec.lease).await?;
                 }
             }
@@ -187,13 +196,29 @@ impl Engine {
         Ok(RunningTask { kind: Kind::Container(started?) })
     }
 
-    /// The image's own copies of the driver's libraries, which a task with a slice must not load.
-    async fn copies(&self, id: &str, spec: &TaskSpec) -> Result<BTreeSet<DriverCopy>, EngineError> {
+    /// The image's own copies of the driver's libraries, which a task with a slice must not load without the filter.
+    pub(super) async fn copies(
+        &self,
+        id: &str,
+        spec: &TaskSpec,
+        notify: impl Fn(&str),
+    ) -> Result<DriverCopies, EngineError> {
         if spec.slices.is_empty() {
-            Ok(BTreeSet::new())
-        } else {
-            copies::find(&self.docker, id, &self.searched).await
+            return Ok(DriverCopies::default());
         }
+        let Found { covered, image } = copies::find(&self.docker, id, &self.searched).await?;
+        let driver = &spec.confinement.libraries;
+        let newer = package::newer(&covered, driver).zip(image);
+        let Some((libcuda, image)) = newer else { return Ok(DriverCopies { covered, package: None }) };
+        let package = self.packages.of_image((&self.docker, id), &image, &libcuda, driver).await;
+        let package = package.unwrap_or_else(|why| {
+            notify(&format!(
+                "the driver's own libcuda is used, {} could not be copied: {why}",
+                libcuda.display()
+            ));
+            None
+        });
+        Ok(DriverCopies { covered, package })
     }
 
     async fn run_created(
@@ -238,7 +263,7 @@ impl Engine {
         found.map(|leftover| leftover.id).ok_or(error)
     }
 
-    /// Every container of cantle's that is on the engine, running or not. What no lease answers for is to be removed.
+    /// Every container of cantle's that is on the engine, running or not. The caller removes those without a lease.
     ///
     /// # Errors
     /// If the engine does not answer.
@@ -261,6 +286,14 @@ impl Engine {
     pub async fn remove(&self, id: &str) -> Result<(), EngineError> {
         calls::remove(&self.docker, id).await
     }
+}
+
+/// An engine reports a missing file only after it has fetched the image, and without the reason.
+fn check_files(spec: &TaskSpec, container: &ContainerSpec) -> Result<(), StartError> {
+    let edits = slice_edits(spec, &container.devices, &container.driver_files);
+    let machine = MachineRoot::own().map_err(|why| StartError::setup("the machine's files", why))?;
+    let missing = machine.missing(edits.host_paths());
+    if missing.is_empty() { Ok(()) } else { Err(StartError::NotOnMachine(missing)) }
 }
 
 /// Recognizes the messages of container runtimes for a program that is not in the image, or can't be executed; engines pass

@@ -1,17 +1,17 @@
-//! What can go wrong with a container.
+//! The errors of containers.
 
 use std::path::PathBuf;
 
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Nobody listens.
+    /// No engine listens.
     #[error("no container engine at {}; is dockerd running, and may this user open its socket?", .0.display())]
     NotThere(PathBuf),
     /// It refuses, with its own message.
     #[error("container engine: {what}: {why}")]
     Refused {
-        /// What was asked.
+        /// The call.
         what: String,
         /// The answer.
         why: String,
@@ -19,17 +19,17 @@ pub enum EngineError {
     /// Its answer is not one of Docker's API.
     #[error("container engine: {what}: cannot understand the answer: {why}")]
     Garbled {
-        /// What was asked.
+        /// The call.
         what: String,
-        /// What is wrong with the answer.
+        /// The error in the answer.
         why: String,
     },
     /// No answer within the limit.
     #[error("container engine: {what}: no answer within {seconds} s")]
     Hangs {
-        /// What was asked.
+        /// The call.
         what: String,
-        /// How long was waited.
+        /// The time that was waited.
         seconds: u64,
     },
 }
@@ -42,11 +42,11 @@ pub enum AdmissionError {
     Refused {
         /// As given.
         option: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// Its effect on the limit is not known.
-    #[error("container option {0} is not one that cantle knows, so nobody can say what it does to the limit")]
+    #[error("container option {0} is not one that cantle knows; its effect on the limit is unknown")]
     Unknown(String),
     /// An argument that belongs to no option.
     #[error(

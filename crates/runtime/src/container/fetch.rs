@@ -20,7 +20,7 @@ const FETCH_LIMIT: Duration = Duration::from_secs(3600);
 const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Fetches the image if the task's `--pull` says so, and reports the progress.
+    /// Fetches the image if the task's `--pull` requires it, and reports the progress.
     pub(super) async fn have_image(
         &self,
         image: &str,
@@ -68,7 +68,7 @@ impl Engine {
     }
 }
 
-/// How much of an image is here.
+/// The progress of an image.
 struct Progress {
     began: Instant,
     notified: Instant,
@@ -81,7 +81,7 @@ impl Progress {
         Self { began: now, notified: now, layers: BTreeMap::new() }
     }
 
-    /// Counts what the engine says; gives a line when it is time for one.
+    /// Counts the engine's progress; returns a line when one is due.
     fn step(&mut self, step: &CreateImageInfo, now: Instant) -> Option<String> {
         let detail = step.progress_detail.as_ref();
         let bytes = |count: Option<i64>| count.and_then(|count| u64::try_from(count).ok());

@@ -1,4 +1,4 @@
-//! `docker run`'s options, as far as a task may give them, and what is done with each.
+//! The `docker run` options that a task may give, and how each is handled.
 
 use super::AdmissionError;
 
@@ -9,12 +9,12 @@ pub(crate) struct Given {
     pub(crate) value: String,
 }
 
-/// What is done with an option.
+/// The handling of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// It reaches the container, after a check of its value.
     Keep,
-    /// It is left out, because cantle does this itself; the log says so.
+    /// It is omitted with a line in the log, because cantle does this itself.
     Strip(&'static str),
     /// The task does not start: it would lift the limit.
     Refuse(&'static str),

@@ -1,5 +1,5 @@
-//! Containers that docker's own client starts, by a command line of somebody else: what is known of the image before, and whether the
-//! slice is what the container has after.
+//! Containers that docker's own client starts, by a command line of another program: inspects the image before the start,
+//! and checks afterwards that the container has the slice.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use super::calls::{CALL_LIMIT, limited};
 use super::command_line::DockerRun;
 use super::copies::{self, DriverCopies};
 use super::engine::Engine;
+use super::package;
 use super::plan::{LABEL_LEASE, LABEL_TASK};
 use super::task::{pid_of, verify};
-use crate::{Confinement, StartError};
+use crate::{Confinement, StartError, TaskSpec};
 
 /// How often the engine is asked whether the container runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -25,28 +26,32 @@ impl Engine {
     /// The image's own copies of the driver's libraries. An image that is not here is fetched first, as the client would do.
     ///
     /// # Errors
-    /// If the engine does not answer, or the image can't be had.
+    /// If the engine does not answer, or the image is not available.
     pub async fn copies_in(
         &self,
         run: &DockerRun,
-        lease: &LeaseId,
+        spec: &TaskSpec,
         task: &TaskId,
         notify: impl Fn(&str),
     ) -> Result<DriverCopies, EngineError> {
         let image = run.image();
         if limited("image", CALL_LIMIT, self.docker().inspect_image(image)).await.is_err() {
-            self.fetch(image, run.platform(), notify).await?;
+            self.fetch(image, run.platform(), &notify).await?;
         }
         let found = limited("image", CALL_LIMIT, self.docker().inspect_image(image)).await?;
         let env = found.config.and_then(|config| config.env).unwrap_or_default();
-        if let Some(known) = copies::known_of(&found.id.unwrap_or_default(), &env, &self.searched) {
-            return Ok(DriverCopies(known));
+        let known = copies::known_of(&found.id.unwrap_or_default(), &env, &self.searched);
+        // A container is needed to look into an image, and to fetch a package.
+        if let Some(covered) = known
+            && package::newer(&covered, &spec.confinement.libraries).is_none()
+        {
+            return Ok(DriverCopies { covered, package: None });
         }
         let body = ContainerCreateBody {
             image: Some(image.to_owned()),
             entrypoint: Some(vec!["true".to_owned()]),
             labels: Some(
-                [(LABEL_LEASE, &lease.0), (LABEL_TASK, &task.0)]
+                [(LABEL_LEASE, &spec.lease.0), (LABEL_TASK, &task.0)]
                     .map(|(name, value)| (name.to_owned(), value.clone()))
                     .into(),
             ),
@@ -55,9 +60,9 @@ impl Engine {
         };
         let call = self.docker().create_container(None::<CreateContainerOptions>, body);
         let id = limited("create", CALL_LIMIT, call).await?.id;
-        let copies = copies::find(self.docker(), &id, &self.searched).await;
+        let copies = self.copies(&id, spec, notify).await;
         self.remove(&id).await?;
-        Ok(DriverCopies(copies?))
+        copies
     }
 
     /// Waits until the container of `lease` runs, and ends it if it does not see its slice, or could pass it by. Returns when that is

@@ -1,4 +1,4 @@
-//! A container's output, copied from the engine to where the task's output belongs.
+//! Copies a container's output from the engine to the task's output.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::TaskDirectory;
 /// How long to wait before the engine is asked again after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where a container's output goes.
+/// The destination of a container's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerOutput {
     /// The output file of the task's directory, with the command itself in the first line.
@@ -79,7 +79,7 @@ struct Copy {
     copied: u64,
 }
 
-/// How far a pass reads.
+/// The end of a pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
     Now,

@@ -1,4 +1,4 @@
-//! The whole container of a task: its own options, and what cantle adds.
+//! Plans the whole container of a task: its own options, and cantle's additions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use super::copies::DriverCopy;
 use crate::namespace::CANTLE_DIR;
 use crate::{TaskSpec, cdi};
 
-/// Which container a task runs in.
+/// The container of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerSpec {
     /// The task, for the container's labels.
@@ -27,14 +27,14 @@ pub struct ContainerSpec {
     pub options: Vec<String>,
     /// The GPUs' device nodes on the machine.
     pub devices: Vec<PathBuf>,
-    /// More files of the driver, besides libcuda and libnvidia-ml: libraries, which go beside them, and programs.
+    /// More files of the driver than libcuda and libnvidia-ml: libraries, which go to the same directory, and programs.
     pub driver_files: Vec<PathBuf>,
 }
 
 pub(super) const LABEL_LEASE: &str = "cantle.dev/lease";
 pub(super) const LABEL_TASK: &str = "cantle.dev/task";
 
-/// How a slice gets into the container.
+/// The way in which a slice gets into the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InjectionMode {
     /// By mounts and device nodes that the container names itself.
@@ -52,7 +52,7 @@ pub(super) struct Plan {
     pub(super) log_head: String,
 }
 
-/// What the task's mounts must keep away from.
+/// The paths that the task's mounts must not touch.
 pub(super) fn protected(spec: &TaskSpec) -> Protected {
     let confinement = &spec.confinement;
     let libraries = &confinement.libraries;
@@ -244,7 +244,7 @@ mod tests {
         assert!(head.contains(" --device=cantle.dev/slice=lease-1 ") && !head.contains("--mount"), "{head}");
     }
 
-    /// The description of a device lies in a file; the engine is told the task's variables by its socket.
+    /// The description of a device lies in a file; the engine gets the task's variables through its socket.
     #[test]
     fn a_device_has_none_of_the_tasks_variables() {
         let env = BTreeMap::from([("CLEARML_API_SECRET_KEY".to_owned(), "secret".into())]);

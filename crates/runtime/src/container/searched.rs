@@ -1,5 +1,5 @@
-//! What images were found to have. An image never changes under its id, and to ask an engine about one path of a container takes it ten
-//! milliseconds: each image is searched once.
+//! Caches what was found in images. An image never changes under its id, and an engine takes ten milliseconds to answer
+//! about one path. So each image is searched once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ impl Searched {
         read.flatten().unwrap_or_default()
     }
 
-    /// What `image` has in `dirs`, if that is known.
+    /// The copies of `image` in `dirs`, if known.
     pub(super) fn known(&self, image: &str, dirs: &BTreeSet<String>) -> Option<BTreeSet<DriverCopy>> {
         let found = self.entries().remove(&key(image, dirs))?;
         let copy = |(path, stem): (String, usize)| Some(DriverCopy { path, stem: STEMS.get(stem)? });

@@ -24,7 +24,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often the engine is asked again about a container that it does not know any more.
 const GONE_RETRIES: u32 = 4;
-/// How often an answer that makes no sense is asked for again.
+/// Number of retries after an invalid answer.
 const INSPECT_RETRIES: u32 = 20;
 
 #[derive(Debug)]
@@ -50,8 +50,8 @@ impl Container {
     ) -> Result<Self, StartError> {
         let pid = pid_of(&docker, &at.id).await?;
         let usage = FileId::of(&spec.confinement.slice_dir.join("usage"));
-        // The engine's own process for this container is the parent of whatever enters it, `docker exec` included.
-        // A task that has ended already has neither; no other process may be mistaken for it.
+        // The engine's own process for this container is the parent of every process that enters it, `docker exec`
+        // included. A task that has ended already has neither; no other process may be mistaken for it.
         let nobody = cantle_model::Holder { pid: 0, start_ticks: u64::MAX };
         let leader = holder_of(pid).unwrap_or(nobody);
         let root = crate::processes::parent_of(pid).and_then(holder_of).unwrap_or(nobody);
@@ -144,7 +144,7 @@ impl Container {
             }
         };
         if let Some(output) = &mut self.output {
-            // Output that can't be had any more does not change how the task ended.
+            // Lost output does not change the result of the task.
             let _ = output.await;
             self.output = None;
         }
@@ -163,7 +163,8 @@ impl Container {
         ContainerStopper { docker: self.docker.clone(), id: self.id.clone() }
     }
 
-    /// Removed already: by us before a restart, or by somebody else. `reported` is the code that the engine gave when it ended.
+    /// Removed already: by this agent before a restart, or by another program. `reported` is the code that the engine gave
+    /// when it ended.
     fn known_exit(&self, reported: Option<i32>) -> Exit {
         let written = self.directory.as_ref().and_then(TaskDirectory::read_exit);
         written.or_else(|| reported.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
@@ -219,7 +220,7 @@ pub(super) fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartErr
             ));
         }
     }
-    // Of a task that ended while it was looked at the mounts are gone, and what they covered is seen.
+    // If a task ends during the check, its mounts are gone, and the covered files appear.
     let lives = || FileId::of(&PathBuf::from(format!("/proc/{pid}/root/"))).is_some();
     if let Some(copy) = uncovered(pid, confinement).filter(|_| lives()) {
         let path = copy.display();

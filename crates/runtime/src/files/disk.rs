@@ -10,7 +10,7 @@ use super::FileSystem;
 /// A file's number; its name may change while it is open.
 type Inode = usize;
 
-/// What a read after a restart would find, and what it finds as long as the power is on.
+/// The contents after a restart, and the contents while the power is on.
 #[derive(Clone, Default)]
 struct Content {
     cached: Vec<u8>,
@@ -120,7 +120,7 @@ impl FileSystem for Disk {
     }
 
     fn discard(&self, path: &Path) {
-        // Without power nothing is removed either; nobody asks.
+        // Without power nothing is removed either.
         let _ = self.call(format!("discard {}", name(path)), |inner| {
             inner.names.remove(path);
             Ok(())

@@ -58,14 +58,14 @@ fn only_the_owner_may_read_unless_it_is_for_everybody() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("task.json");
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-    // What a killed process left behind, by whatever version of cantle.
+    // Leftovers of a killed process, of any version of cantle.
     fs::write(dir.path().join("task.new"), "{").unwrap();
     fs::set_permissions(dir.path().join("task.new"), fs::Permissions::from_mode(0o644)).unwrap();
     write_json(&path, &"secret", Durability::Crash).unwrap();
     assert_eq!(mode(&path), 0o600);
     write_public_json(&path, &"lease", Durability::Crash).unwrap();
     assert_eq!(mode(&path), 0o644);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left next to it");
 }
 
 #[test]

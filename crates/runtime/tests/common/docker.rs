@@ -53,7 +53,7 @@ impl Docker {
         self.engine.start(&spec, &self.container(options), bench.container_output()).await
     }
 
-    /// What a script prints; its end must be good, and nothing may be left of it.
+    /// The output of a script, which must succeed and leave nothing behind.
     pub async fn prints(&self, bench: &Bench, script: &str, options: &[&str]) -> String {
         let mut task = self.start(bench, script, options).await.unwrap();
         assert_eq!(task.backend(), &Backend::Container);
@@ -68,7 +68,7 @@ impl Docker {
     }
 }
 
-/// The lease is named after the bench's folder: each test has its own container.
+/// The lease is named after the bench's directory: each test has its own container.
 pub fn spec(bench: &Bench, argv: &[&str]) -> TaskSpec {
     TaskSpec { lease: lease(bench), ..bench.spec(argv) }
 }
@@ -78,7 +78,7 @@ pub fn lease(bench: &Bench) -> LeaseId {
     LeaseId(format!("test{name}"))
 }
 
-/// What the task wrote, without cantle's own lines at the beginning.
+/// The output of the task, without cantle's own lines at the beginning.
 pub fn output(bench: &Bench) -> String {
     let text = read(&bench.path("task/output.log"));
     text.lines().filter(|line| !line.starts_with("cantle: ")).collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! A pretended installation: the "libraries" are text files that say who they are, so `cat` tells what a task would load.
+//! A fake installation: the "libraries" are text files with their own names, so `cat` shows what a task would load.
 
 #![allow(
     dead_code,
@@ -70,7 +70,7 @@ impl Bench {
         self.dir.path().join(path)
     }
 
-    /// Where the task of this bench is.
+    /// The directory of the task of this bench.
     pub fn task(&self) -> TaskDirectory {
         TaskDirectory::new(self.path("task"))
     }
@@ -165,7 +165,7 @@ pub fn with_word(path: &Path) -> Vec<u32> {
     pids.filter(has_it).collect()
 }
 
-/// Mount namespaces need root; where there is none the test says so and ends.
+/// Mount namespaces need root; without it, the test is skipped with a message.
 pub fn no_root() -> bool {
     let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
     if !is_root {

@@ -26,13 +26,13 @@ const SMALL_PART_BYTES: usize = 8 << 20;
 const LARGE_PART_BYTES: usize = 64 << 20;
 /// Each upload keeps at most two parts in memory.
 const UPLOADS: usize = 8;
-/// How long a call is repeated; the client that waits for it gives up later.
+/// The time for which a call is retried; a waiting client gives up later.
 const RETRY: Duration = Duration::from_secs(10);
 const CONNECT: &str = "3s";
 /// How long a store may be silent before it counts as away.
 const SILENCE: &str = "60s";
 
-/// Where in which bucket.
+/// The bucket, and the prefix in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketUrl {
     bucket: String,
@@ -78,7 +78,7 @@ impl Bucket {
             .with_config(ClientConfigKey::ConnectTimeout, CONNECT);
         let retry = RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: RETRY };
         let builder = AmazonS3Builder::from_env().with_bucket_name(&url.bucket).with_retry(retry);
-        // Who names an address without TLS means it.
+        // An address without TLS is intended.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint).unwrap_or_default();
         let client = client.with_allow_http(endpoint.starts_with("http://"));
         let store = Arc::new(builder.with_client_options(client).build()?);
@@ -105,9 +105,8 @@ impl Bucket {
             url: self.url.clone(),
             key: self.key(name)?,
             piece: PutPayloadMut::new(),
-            parts: Parts(None),
+            parts: Parts::default(),
             sent: 0,
-            on_its_way: None,
             _turn: turn,
         })
     }
@@ -145,7 +144,7 @@ impl Bucket {
     }
 }
 
-/// There is no such bucket. Of a list that is no error of its own kind, so S3's own code of it is looked for.
+/// There is no such bucket. A list has no error kind of its own, so the code of S3 is searched.
 pub(super) fn is_missing(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. }) || error.to_string().contains("<Code>NoSuchBucket</Code>")
 }
@@ -159,14 +158,24 @@ pub(super) fn is_refused(error: &Error) -> bool {
     matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) || of_list()
 }
 
-/// Parts that arrived; given up unless the object is complete, so that the store does not keep them.
-struct Parts(Option<Box<dyn MultipartUpload>>);
+/// Parts of an object. They are aborted unless the object is complete, so that the store does not keep them.
+#[derive(Default)]
+struct Parts {
+    upload: Option<Box<dyn MultipartUpload>>,
+    /// The part that is being sent.
+    sending: Option<JoinHandle<object_store::Result<()>>>,
+}
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        if let Some(mut parts) = self.0.take() {
+        let sending = self.sending.take();
+        if let Some(mut upload) = self.upload.take() {
             tokio::spawn(async move {
-                if let Err(error) = parts.abort().await {
+                // Stores keep a part that arrives while they abort the upload.
+                if let Some(part) = sending {
+                    let _ = part.await;
+                }
+                if let Err(error) = upload.abort().await {
                     tracing::warn!("parts of an upload that was cut off stay in the store: {error}");
                 }
             });
@@ -182,7 +191,6 @@ pub(super) struct BucketUpload {
     piece: PutPayloadMut,
     parts: Parts,
     sent: usize,
-    on_its_way: Option<JoinHandle<object_store::Result<()>>>,
     _turn: Option<OwnedSemaphorePermit>,
 }
 
@@ -207,24 +215,26 @@ impl BucketUpload {
 
     async fn send(&mut self) -> Result<(), FileError> {
         self.arrived().await?;
-        if self.parts.0.is_none() {
+        if self.parts.upload.is_none() {
             let begun = self.store.put_multipart(&self.key).await;
-            self.parts.0 = Some(begun.map_err(|error| self.fail(error))?);
+            self.parts.upload = Some(begun.map_err(|error| self.fail(error))?);
         }
         let payload: PutPayload = std::mem::take(&mut self.piece).into();
-        self.on_its_way = self.parts.0.as_mut().map(|parts| tokio::spawn(parts.put_part(payload)));
+        self.parts.sending = self.parts.upload.as_mut().map(|upload| tokio::spawn(upload.put_part(payload)));
         self.sent += 1;
         Ok(())
     }
 
     async fn arrived(&mut self) -> Result<(), FileError> {
-        let Some(part) = self.on_its_way.take() else { return Ok(()) };
-        part.await.unwrap_or_else(|error| Err(error.into())).map_err(|error| self.fail(error))
+        let Some(part) = self.parts.sending.as_mut() else { return Ok(()) };
+        let sent = part.await.unwrap_or_else(|error| Err(error.into()));
+        self.parts.sending = None;
+        sent.map_err(|error| self.fail(error))
     }
 
-    /// Nobody sees any of it before this.
+    /// No client sees any of it before this.
     pub(super) async fn finish(mut self) -> Result<(), FileError> {
-        if self.parts.0.is_none() {
+        if self.parts.upload.is_none() {
             let whole: PutPayload = std::mem::take(&mut self.piece).into();
             return self.store.put(&self.key, whole).await.map(drop).map_err(|error| self.fail(error));
         }
@@ -232,16 +242,16 @@ impl BucketUpload {
             self.send().await?;
         }
         self.arrived().await?;
-        if let Some(parts) = &mut self.parts.0 {
-            let complete = parts.complete().await;
+        if let Some(upload) = &mut self.parts.upload {
+            let complete = upload.complete().await;
             complete.map_err(|error| self.fail(error))?;
-            self.parts.0 = None;
+            self.parts.upload = None;
         }
         Ok(())
     }
 }
 
-/// What the store answered, for the client; its own words are for the server's log.
+/// The store's answer, for the client; its original text is for the server's log.
 fn failed(url: &BucketUrl, object: &str, error: Error) -> FileError {
     let store = url.to_string();
     match error {

@@ -1,7 +1,7 @@
 //! Objects as plain files of a directory.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use axum::body::{Body, Bytes};
 use futures_util::stream::try_unfold;
@@ -18,6 +18,11 @@ const PIECE_BYTES: usize = 256 << 10;
 pub(super) struct Directory(PathBuf);
 
 impl Directory {
+    /// Its path.
+    pub(super) fn root(&self) -> &Path {
+        &self.0
+    }
+
     /// Removes what uploads left that were cut off by the end of the last server.
     pub(super) fn open(dir: PathBuf) -> Self {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok) {

@@ -1,4 +1,4 @@
-//! Where a server's files are: `--files`, and what the state directory remembers of it.
+//! Where a server's files are: the value of `--files`, and the record of it in the state directory.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::ServerError;
 /// In the state directory, only where the files are elsewhere.
 pub(crate) const LOCATION: &str = "files.location";
 
-/// Where the files of a server are.
+/// The location of a server's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Directory(PathBuf),
@@ -18,7 +18,7 @@ pub(crate) enum Location {
 }
 
 impl Location {
-    /// What `--files` says; without it they are in the state directory.
+    /// Parses `--files`; without it, the files are in the state directory.
     ///
     /// # Errors
     /// [`ServerError::Files`].
@@ -34,7 +34,7 @@ impl Location {
         absolute.map(Self::Directory).map_err(|source| ServerError::File { path: files.into(), source })
     }
 
-    /// Where they were when the server ran last.
+    /// Their location when the server last ran.
     pub(crate) fn recorded(dir: &Path) -> Result<Self, ServerError> {
         let path = dir.join(LOCATION);
         match fs::read_to_string(&path) {

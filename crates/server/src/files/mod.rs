@@ -11,6 +11,7 @@ mod name;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Multipart, Request, State};
@@ -52,10 +53,27 @@ struct Found {
     body: Body,
 }
 
-/// An object that arrives. Nobody sees any of it before [`Upload::finish`]; dropped before, nothing of it stays.
+/// An object that arrives. No client sees any of it before [`Upload::finish`]; if it is dropped before, nothing of it
+/// stays.
 enum Upload {
     File(FileUpload),
     Object(Box<BucketUpload>),
+}
+
+/// A server that does not lead by then is not alone on its database.
+const LEADS_WITHIN: Duration = Duration::from_secs(3);
+
+/// Replicas have one database. Files in a directory are for the servers that have this directory, and for no other.
+pub(crate) async fn warn_if_unshared(app: Arc<App>) {
+    let Kind::Directory(directory) = &app.files.0 else { return };
+    tokio::time::sleep(LEADS_WITHIN).await;
+    if app.store.is_shared() && !app.leads() {
+        tracing::warn!(
+            "another server uses this database; files that this one receives are in {} and are missing there unless it has the same \
+             directory: give all servers the same --files s3://BUCKET",
+            directory.root().display()
+        );
+    }
 }
 
 impl Files {
@@ -186,7 +204,7 @@ async fn check(
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // SDKs send the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
-    match app.caller(authorization.or(cookie.as_deref()), &peer.address.ip().to_string()) {
+    match app.caller(authorization.or(cookie.as_deref()), &peer.address.ip().to_string()).await {
         Ok(who) => {
             request.extensions_mut().insert(who);
             next.run(request).await

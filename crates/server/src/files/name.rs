@@ -1,4 +1,4 @@
-//! Names of objects, and the parts of one that a client asks for.
+//! Names of objects, and the byte ranges that a client requests.
 
 use std::ops::Range;
 use std::path::{Component, Path};
@@ -35,8 +35,8 @@ pub(crate) fn is_plain(path: &Path) -> bool {
     })
 }
 
-/// What a `Range` header asks for (RFC 9110, section 14.2): one range of bytes. Several ranges, other units and what cannot be
-/// read mean the whole object, as the RFC allows.
+/// The request of a `Range` header (RFC 9110, section 14.2): one range of bytes. Several ranges, other units and what cannot
+/// be read mean the whole object, as the RFC allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     Whole,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// What must be among the words of a field. An empty list of words is no condition.
+/// The words that a field must have. An empty list of words is no condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// The parts below; `or`: one of them is enough.
@@ -21,7 +21,7 @@ pub(crate) struct Terms {
     pub(crate) empty: bool,
     /// A second group of conditions, and whether one of both is enough.
     second: Option<Box<(Self, bool)>>,
-    /// The field must have a word (`true`) or none (`false`), beside the other parts.
+    /// The field must have a word (`true`) or none (`false`), in addition to the other parts.
     has_words: Option<bool>,
 }
 
@@ -122,7 +122,7 @@ impl Terms {
         })
     }
 
-    /// The words, if it only says that one of them is needed.
+    /// The words, if one of them is enough.
     pub(crate) fn plain(&self) -> Option<&[String]> {
         let only = Self { any: self.any.clone(), or: self.or, ..Self::default() };
         (*self == only && !self.any.is_empty()).then_some(&self.any)
@@ -133,7 +133,7 @@ impl Terms {
         self.not_all.is_empty() && self.second.is_none() && self.has_words.is_none()
     }
 
-    /// Whether these are the words that are asked for.
+    /// Whether these are the requested words.
     pub(crate) fn accept(&self, words: &[String]) -> bool {
         let has = |word: &String| words.contains(word);
         let parts = [

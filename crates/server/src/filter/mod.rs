@@ -1,5 +1,5 @@
-//! What a `get_all` asks for, in ClearML's words: each parameter is a condition that is kept, or the request is refused by
-//! its name. Nothing that a client said is left out without a word: programs delete what such a list names.
+//! The conditions of a `get_all` in ClearML's format. Each parameter is applied, or the request is refused with the
+//! parameter's name. No parameter is ignored silently: programs delete what such a list names.
 
 mod lists;
 mod spec;
@@ -50,7 +50,7 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Takes the conditions out of a request. What is left of it must be known to the caller, see [`Spec::is_plain`].
+    /// Takes the conditions out of a request. The caller must know the remaining parameters, see [`Spec::is_plain`].
     pub(crate) fn parse(spec: &Spec, body: &Map<String, Value>) -> Result<Self, ApiError> {
         let mut filter = Self::default();
         let by_field = match body.get("filters") {
@@ -68,12 +68,12 @@ impl Filter {
             filter.push(field, Test::Terms(Terms::from_filter(field, value)?));
         }
         for (field, value) in body {
-            // ClearML's clients say in each body by which method they would have sent it.
+            // ClearML's clients name in each body the method by which they would have sent it.
             let is_known = spec.is_plain(field) || field == "filters" || field == "method";
             if is_known || by_field.contains_key(field) {
                 continue;
             }
-            filter.add(spec, field, value)?;
+            filter.add(spec, spec.field(field), value)?;
         }
         if !body.contains_key("id") && body.get("search_hidden") != Some(&Value::Bool(true)) && spec.hides {
             filter.push("system_tags", Test::Terms(Terms::without("hidden")));
@@ -145,7 +145,7 @@ impl Filter {
         self.tests.entry(field.to_owned()).or_default().push(test);
     }
 
-    /// Takes the tests of a field out, for whoever can answer them better.
+    /// Removes and returns the tests of a field, for a caller that can answer them faster.
     pub(crate) fn take(&mut self, field: &str) -> Vec<Test> {
         self.tests.remove(field).unwrap_or_default()
     }
@@ -155,7 +155,7 @@ impl Filter {
         self.tests.is_empty() && self.several.is_empty() && self.words.is_none()
     }
 
-    /// A test looks at this field, or at one within it.
+    /// A test is about this field, or about one within it.
     pub(crate) fn mentions(&self, field: &str) -> bool {
         let within =
             |name: &str| name == field || name.strip_prefix(field).is_some_and(|rest| rest.starts_with('.'));
@@ -163,7 +163,7 @@ impl Filter {
             || self.several.iter().flat_map(|several| &several.fields).any(|name| within(name))
     }
 
-    /// Whether ClearML's object is among what was asked for.
+    /// Whether ClearML's object meets the conditions.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.tests.iter().all(|(field, tests)| {
             let values = at(object, field);

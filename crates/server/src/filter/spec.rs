@@ -1,12 +1,14 @@
 //! The parameters of ClearML's `get_all` and `get_all_ex`, by the kind of condition that each is.
 
-/// What the list of one kind of object can be asked for. A name that ends in `*` stands for all that begin with it.
+/// The conditions that the list of one kind of object supports. A name that ends in `*` means all that begin with it.
 #[derive(Debug)]
 pub(crate) struct Spec {
     /// Not conditions, and of this kind of object only: see [`Spec::is_plain`].
     plain: &'static [&'static str],
     /// A pattern of which the field must hold a match.
     pub(super) patterns: &'static [&'static str],
+    /// Other names of fields: the alias and the field.
+    aliases: &'static [(&'static str, &'static str)],
     /// Words, with ClearML's operators.
     pub(super) lists: &'static [&'static str],
     /// Moments.
@@ -15,17 +17,17 @@ pub(crate) struct Spec {
     pub(super) ranges: &'static [&'static str],
     /// A value that the field must have.
     pub(super) exact: &'static [&'static str],
-    /// What `search_text` looks through.
+    /// The fields that `search_text` searches.
     pub(super) text: &'static [&'static str],
     /// Members of the object, for patterns on several fields.
     pub(crate) fields: &'static [&'static str],
-    /// What this server does not do, and takes as long as it is `false`.
+    /// Parameters that this server does not support, and accepts if they are `false`.
     pub(super) switches: &'static [&'static str],
-    /// What is tagged `hidden` is left out unless it is asked for.
+    /// Objects with the tag `hidden` are omitted unless requested.
     pub(super) hides: bool,
 }
 
-/// Which page, which fields, in which order: of every list.
+/// The page, the fields, and the order: of every list.
 const PAGING: [&str; 7] =
     ["only_fields", "page", "page_size", "order_by", "scroll_id", "refresh_scroll", "size"];
 
@@ -33,6 +35,11 @@ impl Spec {
     /// Whether a parameter is no condition. The caller reads it.
     pub(super) fn is_plain(&self, field: &str) -> bool {
         PAGING.contains(&field) || self.plain.contains(&field)
+    }
+
+    /// The field that this name means.
+    pub(super) fn field<'a>(&self, name: &'a str) -> &'a str {
+        self.aliases.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, field)| field)
     }
 }
 
@@ -47,6 +54,8 @@ pub(super) fn is_one_of(field: &str, names: &[&str]) -> bool {
 pub(crate) const TASKS: Spec = Spec {
     plain: &["search_hidden", "include_subprojects", "allow_public"],
     patterns: &["name", "comment", "report"],
+    // By this name the SDK's triggers on data sets ask for types.
+    aliases: &[("task_types", "type")],
     lists: &[
         "id",
         "user",
@@ -112,6 +121,7 @@ pub(crate) const TASKS: Spec = Spec {
 pub(crate) const MODELS: Spec = Spec {
     plain: &["include_subprojects", "allow_public", "search_hidden"],
     patterns: &["name", "comment"],
+    aliases: &[],
     lists: &[
         "id",
         "user",
@@ -155,6 +165,7 @@ pub(crate) const MODELS: Spec = Spec {
 pub(crate) const PROJECTS: Spec = Spec {
     plain: &["search_hidden", "shallow_search", "allow_public", "non_public"],
     patterns: &["name", "basename", "description"],
+    aliases: &[],
     lists: &["id", "tags", "system_tags", "parent", "path"],
     times: &["created", "last_update"],
     ranges: &[],
@@ -182,6 +193,7 @@ pub(crate) const PROJECTS: Spec = Spec {
 pub(crate) const QUEUES: Spec = Spec {
     plain: &["search_hidden", "max_task_entries", "allow_public"],
     patterns: &["name"],
+    aliases: &[],
     lists: &["id", "tags", "system_tags", "metadata.*"],
     times: &["created", "last_update"],
     ranges: &[],

@@ -64,6 +64,15 @@ fn filters_by_field() {
 }
 
 #[test]
+fn another_name_of_a_field() {
+    let task = json!({"type": "data_processing"});
+    for (types, kept) in [(json!(["data_processing"]), true), (json!(["training"]), false)] {
+        assert_eq!(keeps(&TASKS, &json!({"task_types": types}), &task), kept, "{types}");
+    }
+    assert!(refuses(&MODELS, &json!({"task_types": ["training"]})).contains("task_types"));
+}
+
+#[test]
 fn moments() {
     let task = json!({"last_update": "2026-11-20T23:43:36.141000+00:00", "started": null});
     for (wanted, kept) in [

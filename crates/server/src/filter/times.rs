@@ -1,4 +1,4 @@
-//! Conditions on moments: `["<2026-10-23"]`, `[">=2026-10-01", "<2026-11-01"]`, or from and to without a sign.
+//! Conditions on times: `["<2026-10-23"]`, `[">=2026-10-01", "<2026-11-01"]`, or from and to without a sign.
 
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 
-/// How a moment must lie to another one.
+/// The relation between two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Before it.
@@ -27,7 +27,7 @@ pub(crate) enum Order {
 pub(crate) struct Times {
     /// In microseconds since 1970.
     pub(crate) bounds: Vec<(Order, i64)>,
-    /// What has no such moment passes, too.
+    /// Objects without this time pass, too.
     pub(crate) or_none: bool,
 }
 
@@ -65,7 +65,7 @@ impl Times {
         if times.bounds.is_empty() { Err(wrong()) } else { Ok(times) }
     }
 
-    /// Whether a moment is among what was asked for.
+    /// Whether a time meets the condition.
     pub(crate) fn accept(&self, time_us: Option<i64>) -> bool {
         let Some(time) = time_us else { return self.or_none };
         self.bounds.iter().all(|(order, bound)| match order {

@@ -1,9 +1,10 @@
 //! Login with an identity provider (OpenID Connect): with a browser (authorization code and PKCE) and with the CLI (device code).
 //!
-//! The server is the provider's only client: the CLI knows neither issuer nor secret. What comes out is an [`ExternalIdentity`], which
-//! `rights` turns into a user; the token that the caller gets is one of the server's own and ends within the hour. Groups and
-//! the user's state at the provider are read at each login and each refresh.
+//! The server is the provider's only client: the CLI knows neither issuer nor secret. The result is an [`ExternalIdentity`],
+//! which `rights` turns into a user. The caller gets a token of the server, which expires within the hour. Groups and the
+//! user's state at the provider are read at each login and each refresh.
 
+mod kubernetes;
 mod pages;
 mod provider;
 mod token;
@@ -23,15 +24,17 @@ use self::provider::{Provider, Tokens};
 use crate::clock::{new_id, now_us};
 use crate::rights::ExternalIdentity;
 
+pub use kubernetes::KubernetesConfig;
+pub(crate) use kubernetes::{Kubernetes, foreign_token, identity_of};
 pub(crate) use pages::{calls, router};
 
-/// How long a token lives that a login gives; then it is refreshed, and the provider is asked again.
+/// The lifetime of a login's token; then it is refreshed, and the provider is asked again.
 pub(crate) const TOKEN_S: i64 = 3600;
 /// A browser has this long to come back.
 const BROWSER_S: i64 = 600;
-/// Questions to the provider at once; those who ask have no keys yet.
+/// Concurrent requests to the provider; their callers have no keys yet.
 const AT_ONCE: usize = 8;
-/// What we ask for, as far as the provider knows it.
+/// The requested scopes, as far as the provider knows them.
 const SCOPES: [&str; 4] = ["profile", "email", "groups", "offline_access"];
 
 /// The settings of `--oidc-…`.
@@ -49,12 +52,21 @@ pub struct OidcConfig {
     pub groups_claim: String,
 }
 
-/// Why a login fails. Each is one line that says what is wrong.
+/// Why a login fails. Each is one line that states what is wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
     /// Not an address, or one that others can read along.
-    #[error("--oidc-issuer {0} is no address of a provider: it must begin with https://")]
+    #[error("--oidc-issuer {0} is not an address of a provider: it must begin with https://")]
     Issuer(String),
+    /// Not an address, or one that others can read along.
+    #[error("--kubernetes-api {0} is not an address of an API server: it must begin with https://")]
+    Cluster(String),
+    /// Not in a pod, and no API server named.
+    #[error("--kubernetes-tokens: this server is in no pod and does not know the cluster's API server")]
+    NoCluster,
+    /// The cluster does not say whose token it is.
+    #[error("the cluster's API server does not review tokens for this server: {0}")]
+    Review(String),
     /// A file that the command line names.
     #[error("{}: {why}", path.display())]
     File {
@@ -67,9 +79,9 @@ pub enum LoginError {
     #[error("the identity provider cannot be reached: {0}")]
     Away(String),
     /// The provider's answer is none.
-    #[error("the identity provider's answer is odd: {0}")]
+    #[error("the identity provider's answer is unexpected: {0}")]
     Odd(String),
-    /// The provider says no.
+    /// The provider refuses.
     #[error("the identity provider refuses it: {code} {text}")]
     Refused {
         /// In the words of RFC 6749.
@@ -80,7 +92,7 @@ pub enum LoginError {
     /// A token that is no proof.
     #[error("the identity provider's token is refused: {0}")]
     Token(String),
-    /// What came back does not belong to this browser's login.
+    /// The response does not belong to this browser's login.
     #[error("this login was not begun in this browser, or it took too long: {0}")]
     Stray(&'static str),
     /// Too many at once.
@@ -105,18 +117,18 @@ impl std::fmt::Debug for Login {
     }
 }
 
-/// What a browser keeps, signed, while its user is at the provider.
+/// The signed cookie of a browser while its user is at the provider.
 #[derive(Debug, Serialize, Deserialize)]
 struct Begun {
     state: String,
     nonce: String,
     verifier: String,
-    /// Where the user wanted to go.
+    /// The page that the user requested.
     next: String,
     exp: i64,
 }
 
-/// Who logged in, and how the login is refreshed.
+/// The user who logged in, and how the login is refreshed.
 struct LoggedIn {
     who: ExternalIdentity,
     refresh_token: Option<String>,
@@ -139,7 +151,7 @@ impl Login {
         Arc::new(Self { redirect_uri: format!("{url}/ui/-/login/callback"), ..self })
     }
 
-    /// Where a browser goes, and what it keeps meanwhile.
+    /// The address for a browser, and its cookie meanwhile.
     async fn begin(&self, next: &str) -> Result<(String, String), LoginError> {
         let _turn = self.turns.try_acquire().map_err(|_| LoginError::Busy)?;
         let endpoints = self.provider.endpoints().await?;
@@ -171,7 +183,7 @@ impl Login {
         Ok((url.into(), kept.map_err(|error| odd(error.to_string()))?))
     }
 
-    /// What the browser kept, if it is ours and of this login.
+    /// The browser's cookie, if the server signed it for this login.
     fn begun(&self, kept: &str, state: &str) -> Result<Begun, LoginError> {
         let key = DecodingKey::from_secret(self.secret.as_bytes());
         let mut validation = Validation::new(Algorithm::HS256);
@@ -272,10 +284,12 @@ fn own_path(next: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout, reason = "a soak says what it did")]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::hostile::{Dice, share};
 
     fn login() -> Login {
         let config = OidcConfig {
@@ -345,6 +359,42 @@ mod tests {
         assert!(login.begun(&kept(&login, soon - 120), "s").is_err(), "too late");
         assert!(login.begun("", "").is_err() && login.begun("a.b.c", "s").is_err());
         assert!(login.begun(&kept(&self::login(), soon), "s").is_err(), "of another server");
+    }
+
+    #[test]
+    fn no_hostile_cookie_of_a_login_and_no_way_elsewhere() {
+        let (login, mut dice) = (login(), Dice::of("logins that were not begun here"));
+        let begun = Begun {
+            state: "state".into(),
+            nonce: "n".into(),
+            verifier: "v".into(),
+            next: "/ui".into(),
+            exp: now_us() / 1_000_000 + 3600,
+        };
+        let key = EncodingKey::from_secret(login.secret.as_bytes());
+        let good = encode(&Header::new(Algorithm::HS256), &begun, &key).unwrap();
+        assert!(login.begun(&good, "state").is_ok(), "the negative control");
+        let body = |kept: &str| kept.split('.').nth(1).map(str::to_owned);
+        let count = share(10);
+        for _ in 0..count {
+            let (kept, state) = (dice.mutated(&good), dice.mutated("state"));
+            assert!(state == "state" || login.begun(&good, &state).is_err(), "{state:?}");
+            if login.begun(&kept, "state").is_ok() {
+                assert_eq!(body(&kept), body(&good), "{kept}");
+            }
+            let pieces =
+                ["/ui", "/", "//", "evil.example", "..", "\\", "?", "%2f", "-", ":", "@", "\r\n", "#"];
+            let next: String = (0..=dice.below(6)).map(|_| dice.one_of(&pieces)).collect();
+            for next in [next, dice.mutated("/ui/tasks?x=1"), dice.words()] {
+                let base = reqwest::Url::parse("https://gpu1:8008/ui/-/login/callback").unwrap();
+                let target = base.join(&own_path(&next)).unwrap();
+                assert!(
+                    target.origin() == base.origin() && target.path().starts_with("/ui"),
+                    "{next:?} → {target}"
+                );
+            }
+        }
+        println!("{count} cookies of logins, {count} states, {} paths: none got in or away", 3 * count);
     }
 
     #[test]

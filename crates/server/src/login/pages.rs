@@ -1,4 +1,4 @@
-//! The addresses of a login: two for browsers, three for the CLI. Whoever calls has no keys yet.
+//! The endpoints of a login: two for browsers, three for the CLI. The caller has no keys yet.
 
 use std::sync::Arc;
 
@@ -16,11 +16,12 @@ use crate::app::{App, Call};
 use crate::clock::{new_id, now_us};
 use crate::door::Peer;
 use crate::error::ApiError;
-use crate::rights::{Principal, audit};
-use crate::ui::{cookie_of, session_cookie};
+use crate::rights::{Begin, Principal, audit};
+use crate::ui::{client_of, cookie_of, session_cookie};
 
 const COOKIE: &str = "cantle_login";
-/// A refresh token is the longest thing that anybody sends here.
+const COMMAND_LINE: &str = "command line";
+/// A refresh token is the longest input here.
 const BODY_LIMIT_BYTES: usize = 16 << 10;
 
 /// For browsers: `GET /ui/-/login` and where the provider sends them back to.
@@ -51,8 +52,11 @@ impl From<LoginError> for ApiError {
     fn from(error: LoginError) -> Self {
         let code = match &error {
             LoginError::Busy => 503,
-            LoginError::Away(_) | LoginError::Odd(_) => 502,
-            LoginError::Issuer(_) | LoginError::File { .. } => 500,
+            LoginError::Away(_) | LoginError::Odd(_) | LoginError::Review(_) => 502,
+            LoginError::Issuer(_)
+            | LoginError::Cluster(_)
+            | LoginError::NoCluster
+            | LoginError::File { .. } => 500,
             LoginError::Refused { .. } | LoginError::Token(_) | LoginError::Stray(_) => 401,
         };
         tracing::warn!("login: {error}");
@@ -60,19 +64,67 @@ impl From<LoginError> for ApiError {
     }
 }
 
-/// The user of somebody who logged in, and a token.
-async fn admit(app: &Arc<App>, found: &LoggedIn, from: &Peer) -> Result<(Principal, String), ApiError> {
+/// The origin of a login.
+struct Client<'a> {
+    via: &'a str,
+    /// The name that it gives itself.
+    name: &'a str,
+    peer: &'a Peer,
+}
+
+/// The user who logged in, with a new session and a token.
+async fn admit(
+    app: &Arc<App>,
+    found: &LoggedIn,
+    client: &Client<'_>,
+) -> Result<(Principal, String), ApiError> {
     let now_us = now_us();
     let who = app.people.by_identity(&app.store, &found.who, now_us).await?;
+    let from = client.peer.address.ip().to_string();
+    let begin = Begin {
+        via: client.via,
+        client: client.name,
+        from: &from,
+        refresh_token: found.refresh_token.as_deref().filter(|_| client.via == COMMAND_LINE),
+        lives_s: TOKEN_S,
+        now_us,
+    };
+    let who = app.people.begin_session(&app.store, who, &begin).await?;
     tracing::info!(user = %who.name, groups = ?found.who.groups, "logged in");
-    let call = Call::new(Arc::clone(app), from.address.ip().to_string(), Arc::new(who.clone()));
+    let call = Call::new(Arc::clone(app), from, Arc::new(who.clone()));
     let how = json!({ "via": "identity provider", "groups": found.who.groups });
     audit::add(app, &audit::record(&call, "login", Value::Null, &how)).await;
     let token = app.keys.token(&who, now_us, Some(TOKEN_S))?;
     Ok((who, token))
 }
 
-/// What the page offers.
+/// A token for a login that is prolonged. The login may have been ended here, independent of the provider.
+async fn readmit(app: &Arc<App>, old: &Old, from: &Peer) -> Result<(LoggedIn, Principal, String), ApiError> {
+    const ENDED: &str = "it was ended, or not used for 90 days";
+    let now_us = now_us();
+    let ended = || ApiError::unauthorized(0, ENDED);
+    let login = of(app)?;
+    let (id, user) =
+        app.people.session_to_refresh(&app.store, &old.refresh_token, now_us).await?.ok_or_else(ended)?;
+    let found = login.refresh(&old.refresh_token).await?;
+    let next = found.refresh_token.as_deref().unwrap_or(&old.refresh_token);
+    let before = app.people.register().groups(&user).to_vec();
+    let who = app.people.by_identity(&app.store, &found.who, now_us).await?;
+    if before != found.who.groups {
+        // This is not a login, but the user's rights have changed.
+        let call = Call::new(Arc::clone(app), from.address.ip().to_string(), Arc::new(who.clone()));
+        let (before, after) = (json!({ "groups": before }), json!({ "groups": found.who.groups }));
+        audit::add(app, &audit::record(&call, "login", before, &after)).await;
+    }
+    if who.user != user || !app.people.refresh_session(&app.store, &id, next, now_us).await? {
+        return Err(ended());
+    }
+    let who = Principal { session: Some(id), ..who };
+    let token = app.keys.token(&who, now_us, Some(TOKEN_S))?;
+    Ok((found, who, token))
+}
+
+/// The offers of the page.
 async fn modes(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({ "oidc": app.login.is_some() }))
 }
@@ -96,7 +148,7 @@ async fn begin(State(app): State<Arc<App>>, Query(wanted): Query<Wanted>) -> Res
     }
 }
 
-/// What the provider sends a browser back with.
+/// The parameters with which the provider sends a browser back.
 #[derive(Deserialize)]
 struct Returned {
     #[serde(default)]
@@ -133,7 +185,7 @@ async fn returned_user(
     returned: Returned,
 ) -> Result<(String, String), ApiError> {
     let login = of(app)?;
-    // First whether it is ours: nothing else in it is worth a look before.
+    // First whether it is ours: nothing else in it is read before.
     let begun = login.begun(cookie_of(headers, COOKIE).unwrap_or_default(), &returned.state)?;
     if returned.iss.as_deref().is_some_and(|iss| iss != login.provider.issuer()) {
         return Err(LoginError::Stray("another provider answers").into());
@@ -143,7 +195,8 @@ async fn returned_user(
     }
     let code = returned.code.ok_or(LoginError::Stray("the provider sent no code"))?;
     let found = login.finish(&begun, &code).await?;
-    let (_, token) = admit(app, &found, peer).await?;
+    let client = Client { via: "page", name: client_of(headers), peer };
+    let (_, token) = admit(app, &found, &client).await?;
     Ok((begun.next, token))
 }
 
@@ -184,6 +237,9 @@ async fn start(State(app): State<Arc<App>>) -> Response {
 #[derive(Deserialize)]
 struct Device {
     device_code: String,
+    /// The client's name, for the list of sessions.
+    #[serde(default)]
+    client: String,
 }
 
 async fn poll(
@@ -194,7 +250,11 @@ async fn poll(
     let answer = async {
         match of(&app)?.poll(&device.device_code).await? {
             None => Ok(json!({ "pending": true })),
-            Some(found) => logged_in(&app, found, &peer).await,
+            Some(found) => {
+                let client = Client { via: COMMAND_LINE, name: &device.client, peer: &peer };
+                let (who, token) = admit(&app, &found, &client).await?;
+                Ok(logged_in(&found, &who, &token))
+            }
         }
     };
     enveloped("cantle.login_poll", answer.await)
@@ -211,18 +271,17 @@ async fn refresh(
     Json(old): Json<Old>,
 ) -> Response {
     let answer = async {
-        let found = of(&app)?.refresh(&old.refresh_token).await?;
-        logged_in(&app, found, &peer).await
+        let (found, who, token) = readmit(&app, &old, &peer).await?;
+        Ok(logged_in(&found, &who, &token))
     };
     enveloped("cantle.login_refresh", answer.await)
 }
 
-async fn logged_in(app: &Arc<App>, found: LoggedIn, peer: &Peer) -> Result<Value, ApiError> {
-    let (who, token) = admit(app, &found, peer).await?;
-    Ok(json!({
+fn logged_in(found: &LoggedIn, who: &Principal, token: &str) -> Value {
+    json!({
         "pending": false, "token": token, "lives_s": TOKEN_S, "user": who.name, "groups": found.who.groups,
         "refresh_token": found.refresh_token,
-    }))
+    })
 }
 
 fn enveloped(name: &str, answer: Result<Value, ApiError>) -> Response {

@@ -1,5 +1,6 @@
-//! The identity provider: where its endpoints are, its keys, and what it answers.
+//! The identity provider: its endpoints, its keys, and its answers.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +23,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1 << 20;
 /// Endpoints and keys are taken again after this time, so that withdrawn keys go.
 const KNOWN_FOR: Duration = Duration::from_secs(3600);
-/// A token with an unknown key makes us look for new keys, but not more often.
+/// A token with an unknown key triggers a search for new keys, but not more often.
 const NEW_KEYS_AFTER: Duration = Duration::from_secs(10);
 
-/// What `.well-known/openid-configuration` says.
+/// The contents of `.well-known/openid-configuration`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Endpoints {
     issuer: String,
@@ -75,22 +76,7 @@ impl Provider {
     pub(super) fn new(config: &OidcConfig) -> Result<Self, LoginError> {
         let url = Url::parse(&config.issuer).ok().filter(is_safe);
         url.ok_or_else(|| LoginError::Issuer(config.issuer.clone()))?;
-        let file = |path: &std::path::Path, why: String| LoginError::File { path: path.to_owned(), why };
-        let mut builder = Client::builder().timeout(ANSWER_WITHIN).redirect(Policy::none());
-        if let Some(path) = &config.ca {
-            let pem = std::fs::read(path).map_err(|error| file(path, error.to_string()))?;
-            let found = Certificate::from_pem_bundle(&pem).ok().filter(|found| !found.is_empty());
-            builder =
-                builder.tls_certs_only(found.ok_or_else(|| file(path, "no certificate in PEM".into()))?);
-        }
-        let http = match builder.build() {
-            // A system without authorities: http on loopback needs none.
-            Err(_) if config.issuer.starts_with("http:") => {
-                Client::builder().timeout(ANSWER_WITHIN).redirect(Policy::none()).tls_certs_only([]).build()
-            }
-            built => built,
-        };
-        let http = http.map_err(|error| LoginError::Away(innermost(&error)))?;
+        let http = http_client(config.ca.as_deref(), &config.issuer)?;
         let secret = match &config.client_secret {
             None => None,
             Some(path) => {
@@ -108,7 +94,7 @@ impl Provider {
 
     /// Endpoints and keys, from memory if they are young enough for the caller.
     async fn known(&self, young: Duration) -> Result<(Arc<Endpoints>, Arc<JwkSet>), LoginError> {
-        // Held over the fetch: those who come meanwhile wait for the same answer.
+        // Held over the fetch: callers that arrive meanwhile wait for the same answer.
         let mut known = self.known.lock().await;
         if let Some(known) = known.as_ref().filter(|known| known.since.elapsed() < young) {
             return Ok((Arc::clone(&known.endpoints), Arc::clone(&known.keys)));
@@ -163,7 +149,7 @@ impl Provider {
         answer(request.body(body.query().unwrap_or_default().to_owned())).await
     }
 
-    /// Who it is, by these tokens. What the ID token leaves out about groups, the provider says when asked.
+    /// The identity that these tokens prove. If the ID token has no groups, the provider is asked for them.
     pub(super) async fn identify(
         &self,
         tokens: &Tokens,
@@ -209,7 +195,7 @@ impl Provider {
 }
 
 impl Endpoints {
-    /// Those of `wanted` that the provider knows; all if it does not say what it knows.
+    /// Those of `wanted` that the provider knows; all if it does not list them.
     pub(super) fn scopes(&self, wanted: &[&str]) -> String {
         let is_known = |scope: &&&str| match &self.scopes_supported {
             Some(known) => known.iter().any(|known| known == **scope),
@@ -233,8 +219,30 @@ impl Keys {
     }
 }
 
+/// What calls the provider at `url`: it trusts these authorities and no others; none: those of the system.
+pub(super) fn http_client(ca: Option<&Path>, url: &str) -> Result<Client, LoginError> {
+    let mut builder = Client::builder().timeout(ANSWER_WITHIN).redirect(Policy::none());
+    if let Some(path) = ca {
+        let pem = std::fs::read(path).map_err(|error| file(path, error.to_string()))?;
+        let found = Certificate::from_pem_bundle(&pem).ok().filter(|found| !found.is_empty());
+        builder = builder.tls_certs_only(found.ok_or_else(|| file(path, "no certificate in PEM".into()))?);
+    }
+    let http = match builder.build() {
+        // A system without authorities: http on loopback needs none.
+        Err(_) if url.starts_with("http:") => {
+            Client::builder().timeout(ANSWER_WITHIN).redirect(Policy::none()).tls_certs_only([]).build()
+        }
+        built => built,
+    };
+    http.map_err(|error| LoginError::Away(innermost(&error)))
+}
+
+fn file(path: &Path, why: String) -> LoginError {
+    LoginError::File { path: path.to_owned(), why }
+}
+
 /// https, or a provider on this machine.
-fn is_safe(url: &Url) -> bool {
+pub(super) fn is_safe(url: &Url) -> bool {
     let is_here = matches!(url.host_str(), Some("127.0.0.1" | "[::1]" | "localhost"));
     url.host_str().is_some() && (url.scheme() == "https" || (url.scheme() == "http" && is_here))
 }
@@ -243,7 +251,7 @@ fn encoded(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
-async fn answer<T: DeserializeOwned>(request: RequestBuilder) -> Result<T, LoginError> {
+pub(super) async fn answer<T: DeserializeOwned>(request: RequestBuilder) -> Result<T, LoginError> {
     let away = |error: reqwest::Error| LoginError::Away(innermost(&error));
     let mut response = request.header("Accept", "application/json").send().await.map_err(away)?;
     let status = response.status();

@@ -1,19 +1,19 @@
-//! ID tokens: whether a token is the provider's, for us, now, and for this login.
+//! Checks an ID token: that the provider issued it, for this server and this login, and that it has not expired.
 //!
-//! Only signatures with public keys count. The algorithm is the key's business, not the token's: a token that names another family
-//! than its key has, `none`, or a secret shared with the provider is refused before any signature is looked at.
+//! Only signatures with public keys count. The key determines the algorithm, not the token. A token that names another
+//! family than its key has, `none`, or a secret shared with the provider is refused before its signature is checked.
 
 use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Header, Validation, decode, decode_header};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// How far clocks may be apart, in seconds.
+/// Tolerance between clocks, in seconds.
 const LEEWAY_S: i64 = 60;
 /// No provider's token is longer; one that is costs nothing.
 const LONGEST: usize = 64 << 10;
 
-/// What a token must say.
+/// The required claims of a token.
 pub(super) struct Expected<'a> {
     /// The issuer, letter by letter.
     pub(super) issuer: &'a str,
@@ -25,7 +25,7 @@ pub(super) struct Expected<'a> {
     pub(super) now_s: i64,
 }
 
-/// What a token says about somebody, once it is known to be good.
+/// The claims of a verified token about a user.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct IdClaims {
     pub(super) iss: String,

@@ -23,17 +23,17 @@ use crate::ui::{Ui, refuse};
 /// Limit of running and waiting tasks whose names are put on the metrics of their slices.
 const TASKS: u64 = 10_000;
 
-/// What the server assumed because it could not read what it was given.
+/// Values that the server assumed because it could not read its input.
 pub(crate) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnreadableRequest]);
 
-/// `GET /metrics`, for who may see everything.
+/// `GET /metrics`, for callers that may see everything.
 pub(crate) async fn scrape(
     State(ui): State<Ui>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    match ui.api.app.caller(text(header::AUTHORIZATION), &peer.address.ip().to_string()) {
+    match ui.api.app.caller(text(header::AUTHORIZATION), &peer.address.ip().to_string()).await {
         Ok(who) if who.may_everywhere(Right::See) => {}
         Ok(who) => return refuse(&ApiError::forbidden(&who, Right::See, "/metrics", None)),
         Err(error) => return refuse(&error),

@@ -1,4 +1,4 @@
-//! What goes into the audit, and what never does.
+//! Decides what goes into the audit, and what never does.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,19 +11,22 @@ use crate::error::ApiError;
 
 /// How much of a request is kept, in bytes.
 const MOST: usize = 4096;
-/// The same refusal of the same caller is recorded once in this time, so that nobody can fill the disk with refusals.
+/// The same refusal of the same caller is recorded once in this time, so that refusals cannot fill the disk.
 const REPEAT_US: i64 = 10_000_000;
-/// How many different refusals are remembered for that.
+/// A program logs in for each command: the same login of the same key from the same address is recorded once in this time.
+const LOGIN_REPEAT_US: i64 = 3600 * 1_000_000;
+/// How many different refusals, or logins, are remembered for that.
 const REMEMBERED: usize = 4096;
-/// Where a request names what it is about.
-const SUBJECTS: [&str; 9] = ["task", "queue", "project", "model", "user", "who", "access_key", "ids", "name"];
+/// The path in a request to the object that it is about.
+const SUBJECTS: [&str; 10] =
+    ["task", "queue", "project", "model", "user", "who", "access_key", "session", "ids", "name"];
 
 /// A record of the outcome `done`.
 pub(crate) fn record(call: &Call, action: &str, before: Value, after: &Value) -> AuditRow {
     AuditRow {
         time_us: call.now_us,
         user_id: call.who.user.clone(),
-        user_name: call.who.name.clone(),
+        user_name: call.who.label(),
         from_ip: call.ip.clone(),
         action: action.to_owned(),
         outcome: "done".to_owned(),
@@ -34,7 +37,7 @@ pub(crate) fn record(call: &Call, action: &str, before: Value, after: &Value) ->
     }
 }
 
-/// Adds a record. That it cannot be written does not undo what was done; the log says so.
+/// Adds a record. A failed write does not undo the action; the log reports it.
 pub(crate) async fn add(app: &App, row: &AuditRow) {
     if let Err(error) = app.store.add_audit(row).await {
         tracing::error!(action = row.action, user = row.user_name, "the audit cannot be written: {error}");
@@ -82,7 +85,7 @@ fn clipped(mut text: String, most: usize) -> String {
     text
 }
 
-/// What something is before it is changed, as far as one question tells.
+/// The state of an object before a change, as far as one query shows it.
 pub(crate) async fn before(call: &Call, body: &Value) -> Value {
     let named = |name: &str| body.get(name).and_then(Value::as_str);
     if let Some(id) = named("task") {
@@ -112,7 +115,41 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
     if let Some(key) = named("access_key").and_then(|key| register.keys.get(key)) {
         return json!({ "user": register.name(&key.user), "label": key.label });
     }
+    if let Some(session) = named("session").and_then(|id| register.session(id, call.now_us)) {
+        let user = register.name(&session.user);
+        return json!({ "user": user, "via": session.via, "from": session.from, "client": session.client });
+    }
     Value::Null
+}
+
+/// Logins of programs that were recorded lately.
+#[derive(Debug, Default)]
+pub(crate) struct Logins(Mutex<BTreeMap<(String, String), i64>>);
+
+impl Logins {
+    /// Records the login of a program, with its key or with a token of Kubernetes, unless the same was recorded within the hour.
+    pub(crate) async fn note(&self, call: &Call) {
+        // A token of Kubernetes belongs to no key.
+        let key = call.who.access_key.clone().unwrap_or_else(|| call.who.user.clone());
+        if self.is_new(key, call.ip.clone(), call.now_us) {
+            let row = record(call, "login", Value::Null, &json!({ "via": call.who.via.name() }));
+            add(call, &row).await;
+        }
+    }
+
+    fn is_new(&self, key: String, ip: String, now_us: i64) -> bool {
+        let mut lately = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lately.len() >= REMEMBERED {
+            lately.retain(|_, time_us| now_us - *time_us < LOGIN_REPEAT_US);
+        }
+        let is_new =
+            lately.get(&(key.clone(), ip.clone())).is_none_or(|last| now_us - last >= LOGIN_REPEAT_US);
+        // Of more than can be remembered, each is recorded.
+        if is_new && lately.len() < REMEMBERED {
+            lately.insert((key, ip), now_us);
+        }
+        is_new
+    }
 }
 
 /// Refusals that were recorded lately.
@@ -133,7 +170,7 @@ impl Refusals {
         if lately.len() >= REMEMBERED {
             lately.retain(|_, time_us| row.time_us - *time_us < REPEAT_US);
         }
-        // More different callers than can be told apart are recorded together, as one that is known already.
+        // Callers beyond the number that is kept apart are recorded together, as one that is known already.
         if lately.len() >= REMEMBERED {
             return false;
         }
@@ -154,6 +191,18 @@ mod tests {
         assert_eq!(subject(&body), "t");
         assert_eq!(subject(&json!({"ids": ["a", "b"]})), "a b");
         assert!(kept(&json!({"name": "x".repeat(5000)})).len() < 100);
+    }
+
+    #[test]
+    fn a_login_is_recorded_once_in_an_hour_for_each_key_and_address() {
+        let logins = Logins::default();
+        let is_new = |key: &str, ip: &str, now_us| logins.is_new(key.into(), ip.into(), now_us);
+        assert!(is_new("k", "a", 0) && !is_new("k", "a", 1) && is_new("k", "b", 2) && is_new("l", "a", 3));
+        assert!(!is_new("k", "a", LOGIN_REPEAT_US - 1) && is_new("k", "a", LOGIN_REPEAT_US));
+        for n in 0..2 * REMEMBERED {
+            assert!(is_new("k", &n.to_string(), LOGIN_REPEAT_US));
+        }
+        assert!(logins.0.lock().unwrap().len() <= REMEMBERED);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The first users, at each start: those of the two key pairs in the state directory.
+//! Creates the first users, at each start: those of the two key pairs in the state directory.
 
 use cantle_store::{GrantRow, Store, StoreError, UserRow};
 
@@ -8,7 +8,7 @@ use crate::app::{USER, VIEWER};
 use crate::identity::{Identity, Pair};
 
 /// Makes the administrator and the viewer if they are missing, and their pairs their keys. A key that was revoked stays
-/// revoked; a pair that is new lets its user in again. So whoever owns the state directory is never locked out.
+/// revoked; a pair that is new lets its user in again. So the owner of the state directory is never locked out.
 pub(crate) async fn bootstrap(store: &Store, identity: &Identity, now_us: i64) -> Result<People, StoreError> {
     let is_first = store.people().await?.users.is_empty();
     for (id, name, role, pair) in

@@ -1,5 +1,5 @@
-//! Who may use the objects of the file store. An object is its task's, if a part of its path is called `NAME.TASK`, as clients of
-//! ClearML call the directories of tasks; any other belongs to nobody in particular.
+//! Decides who may use the objects of the file store. An object belongs to a task if a part of its path is called
+//! `NAME.TASK`, the name that ClearML's clients give to the directory of a task. Any other object has no owner.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Whether a call has what the table says that it needs. Asked once for each call, before anything is done.
+//! Checks each call once, before anything is done, against the rights that the table requires for it.
 
 use std::collections::BTreeSet;
 
 use cantle_clearml::SECTION;
 use cantle_model::TaskStatus;
 use cantle_store::{Owned, StoreError};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::table::{Act, Need, Rule};
 use super::{Principal, Right};
@@ -17,9 +17,9 @@ const NAMES: [&str; 3] = ["name", "new_location", "project_name"];
 /// How many things one request may name.
 const MOST: usize = 10_000;
 
-/// Refuses a call that lacks what its endpoint needs. What the caller may not even see is answered as if it did not exist.
+/// Refuses a call that lacks what its endpoint needs. The server answers about an invisible object as if it did not exist.
 pub(crate) async fn check(call: &Call, rule: &Rule, body: &Value) -> Result<(), ApiError> {
-    // Who may everything is spared the questions to the database.
+    // A caller with all rights causes no queries to the database.
     if [Right::Administer, Right::Serve].into_iter().all(|right| call.who.may_everywhere(right)) {
         return Ok(());
     }
@@ -41,6 +41,10 @@ impl Asked<'_> {
     async fn has(&self, need: Need) -> Result<(), ApiError> {
         match need {
             Need::Anyone | Need::Filtered | Need::Own => Ok(()),
+            Need::Person if self.who().run.is_some() => {
+                Err(ApiError::not_of_a_task(self.who(), self.endpoint))
+            }
+            Need::Person => Ok(()),
             Need::Everywhere(rights) => self.everywhere(rights),
             Need::Task(act, path) => self.tasks(act, path).await,
             Need::Model(act, path) => self.models(act, &self.at(path)?).await,
@@ -141,7 +145,7 @@ impl Asked<'_> {
             let wanted = wanted.trim_matches('/');
             let name = if NAMES.contains(&path) { wanted.to_owned() } else { self.name_of(wanted).await? };
             if !self.who().may(right, Some(&name)) {
-                // Only who sees a project learns its name: to others it is as if it did not exist.
+                // Only a caller that sees a project learns its name: to others it is as if it did not exist.
                 let shown = if self.who().may(Right::See, Some(&name)) { &name } else { wanted };
                 return Err(ApiError::forbidden(self.who(), right, self.endpoint, Some(shown)));
             }
@@ -171,12 +175,22 @@ impl Asked<'_> {
     async fn fair(&self, path: &str) -> Result<(), ApiError> {
         let of_request =
             [self.body.get("hyperparams"), self.body.get("task").and_then(|task| task.get("hyperparams"))];
-        let mut outbids = of_request.into_iter().flatten().any(asks_for_more);
+        let mut asked: Vec<&Value> = of_request.into_iter().flatten().collect();
         let ids = if path.is_empty() { self.at_task()? } else { self.at(path)? };
-        if !path.is_empty() && !ids.is_empty() {
-            let docs = self.call.store.params_of_tasks(&ids).await?;
-            outbids |= docs.iter().filter_map(|doc| doc.get("hyperparams")).any(asks_for_more);
+        let docs = match path.is_empty() || ids.is_empty() {
+            true => Vec::new(),
+            false => self.call.store.params_of_tasks(&ids).await?,
+        };
+        asked.extend(docs.iter().filter_map(|doc| doc.get("hyperparams")));
+        let most = self.call.people.register().most_priority(&self.who().user);
+        if let Some(most) = most.filter(|most| asked.iter().any(|params| asks_for(params, *most))) {
+            let (what, name) = (self.endpoint, &self.who().name);
+            let text = format!(
+                "Forbidden ({what}: {name} may give a task a priority of at most {most}; ask an administrator)"
+            );
+            return Err(ApiError::new(403, 0, text));
         }
+        let outbids = asked.iter().any(|params| asks_for(params, 0) || is_never_stopped(params));
         if !outbids || self.who().may_everywhere(Right::Serve) {
             return Ok(());
         }
@@ -236,6 +250,9 @@ pub(super) fn may(
     if !is_own && !who.may(Right::See, project) {
         return Err(missing);
     }
+    if !matches!(act, Act::See | Act::Read) && !who.may_touch(what) {
+        return Err(ApiError::not_of_a_task(who, &format!("{endpoint} of {}", what.id)));
+    }
     let (right, own_is_enough) = match act {
         Act::See => return Ok(()),
         Act::Read => (Right::Read, true),
@@ -266,36 +283,37 @@ fn holds(who: &Principal, task: &Owned) -> bool {
         }
 }
 
-/// Whether parameters ask to go before others, in either of ClearML's two forms.
-fn asks_for_more(params: &Value) -> bool {
-    let of_map = |section: &Map<String, Value>, name: &str| section.get(name)?.get("value").map(more(name));
-    match params {
-        Value::Object(sections) => {
-            let section = sections.get(SECTION).and_then(Value::as_object);
-            section.is_some_and(|section| {
-                ["priority", "non_preemptible"].into_iter().any(|name| of_map(section, name).unwrap_or(false))
-            })
-        }
-        Value::Array(list) => list.iter().any(|param| {
-            let name = param.get("name").and_then(Value::as_str).unwrap_or_default();
-            let is_request = param.get("section").and_then(Value::as_str) == Some(SECTION);
-            is_request
-                && ["priority", "non_preemptible"].contains(&name)
-                && param.get("value").is_some_and(more(name))
-        }),
-        _ => false,
-    }
+/// Whether parameters request a higher priority than this. An unreadable priority counts as higher: an agent would refuse
+/// it anyway.
+fn asks_for(params: &Value, most: u32) -> bool {
+    let is_higher = |text: &str| text.parse::<i64>().map_or(true, |priority| priority > i64::from(most));
+    texts_of(params, "priority").iter().any(|text| is_higher(text))
 }
 
-/// What cannot be read is more: an agent would refuse it anyway.
-fn more(name: &str) -> impl Fn(&Value) -> bool + use<> {
-    let is_priority = name == "priority";
-    move |value| {
-        let text = value.as_str().unwrap_or("?").trim();
-        let least =
-            if is_priority { text.parse::<i64>().map(|priority| priority <= 0) } else { Ok(text == "false") };
-        !text.is_empty() && !least.unwrap_or(false)
-    }
+/// Whether parameters ask that the task is never stopped for others.
+fn is_never_stopped(params: &Value) -> bool {
+    texts_of(params, "non_preemptible").iter().any(|text| *text != "false")
+}
+
+/// The value of this member of a request in its parameters, in either of ClearML's two forms; an empty value counts as
+/// absent.
+fn texts_of<'a>(params: &'a Value, wanted: &str) -> Vec<&'a str> {
+    let values: Vec<&Value> = match params {
+        Value::Object(sections) => {
+            let section = sections.get(SECTION).and_then(Value::as_object);
+            section.and_then(|section| section.get(wanted)?.get("value")).into_iter().collect()
+        }
+        Value::Array(list) => {
+            let is_it = |param: &&Value| {
+                let text = |field: &str| param.get(field).and_then(Value::as_str);
+                text("section") == Some(SECTION) && text("name") == Some(wanted)
+            };
+            list.iter().filter(is_it).filter_map(|param| param.get("value")).collect()
+        }
+        _ => Vec::new(),
+    };
+    let texts = values.into_iter().map(|value| value.as_str().unwrap_or("?").trim());
+    texts.filter(|text| !text.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -319,10 +337,12 @@ mod tests {
                 ("non_preemptible", "false", false),
                 ("memory", "16Gi", false),
             ] {
-                assert_eq!(asks_for_more(&form(name, value)), expected, "{name}={value}");
+                let form = form(name, value);
+                assert_eq!(asks_for(&form, 0) || is_never_stopped(&form), expected, "{name}={value}");
+                assert_eq!(asks_for(&form, 7), value == "1e9", "{name}={value}");
             }
         }
-        assert!(!asks_for_more(&json!({ "General": { "priority": { "value": "9" } } })));
+        assert!(!asks_for(&json!({ "General": { "priority": { "value": "9" } } }), 0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Who calls, and what they may do.
+//! The caller of a request and its rights.
 //!
 //! A call comes with a key or a token; [`People`] finds the [`Principal`] that it belongs to. A principal has roles in
 //! trees of projects; a role is a set of rights.
@@ -7,17 +7,23 @@ pub(crate) mod audit;
 mod bootstrap;
 mod files;
 mod guard;
+mod own_run;
 mod people;
 mod principal;
 #[cfg(test)]
 mod reference;
 mod role;
+mod sessions;
 mod table;
 
 pub(crate) use bootstrap::bootstrap;
 pub(crate) use files::may_use_file;
 pub(crate) use guard::check;
-pub(crate) use people::{EVERYBODY, ExternalIdentity, People, Register, Stranger, new_key, subject_of};
-pub(crate) use principal::{Principal, Via};
+pub(crate) use own_run::lasts;
+pub(crate) use people::{
+    EVERYBODY, ExternalIdentity, People, Register, Stranger, Used, digest, new_key, subject_of,
+};
+pub(crate) use principal::{OwnRun, Principal, Via};
 pub(crate) use role::{Right, Role};
+pub(crate) use sessions::{Begin, OfSession};
 pub(crate) use table::{Act, Rule, rule};

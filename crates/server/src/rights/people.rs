@@ -1,14 +1,15 @@
-//! All users with their keys and roles, in memory: a call costs no query to find who makes it.
+//! All users with their keys and roles, in memory: identifying the caller costs no query.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use cantle_store::{GrantRow, KeyRow, PeopleRows, Store, StoreError, UserRow};
+use cantle_store::{GrantRow, KeyRow, PeopleRows, SessionRow, Store, StoreError, UserRow};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::{Principal, Right, Role, Via};
+use super::sessions::OfSession;
+use super::{OwnRun, Principal, Right, Role, Via};
 use crate::clock::new_id;
 use crate::identity::new_pair;
 
@@ -24,7 +25,7 @@ pub(crate) fn digest(secret: &str) -> String {
     })
 }
 
-/// A new key pair of a user: the row, and the secret, which nobody can read again.
+/// A new key pair of a user: the row, and the secret, which cannot be read again.
 pub(crate) fn new_key(user: &str, label: &str, now_us: i64) -> (KeyRow, String) {
     let (access_key, secret) = new_pair();
     (key_row(user, &access_key, &secret, label, now_us), secret)
@@ -61,12 +62,14 @@ pub(crate) enum Stranger {
     },
     /// The user was removed or never existed.
     User(String),
+    /// The login was ended.
+    Session,
 }
 
 /// A user as an identity provider confirms it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExternalIdentity {
-    /// What the provider calls the person and never changes: issuer and subject.
+    /// The provider's permanent name for the person: issuer and subject.
     pub(crate) id: String,
     /// A name for people.
     pub(crate) name: String,
@@ -74,7 +77,7 @@ pub(crate) struct ExternalIdentity {
     pub(crate) groups: Vec<String>,
 }
 
-/// The rows, by what is looked up.
+/// The rows, by the key of look-ups.
 #[derive(Debug, Default)]
 pub(crate) struct Register {
     version: i64,
@@ -84,6 +87,8 @@ pub(crate) struct Register {
     pub(crate) keys: BTreeMap<String, KeyRow>,
     pub(crate) grants: Vec<GrantRow>,
     groups: BTreeMap<String, Vec<String>>,
+    /// By id, also ended ones.
+    pub(super) sessions: BTreeMap<String, SessionRow>,
 }
 
 impl Register {
@@ -98,6 +103,7 @@ impl Register {
             keys: rows.keys.into_iter().map(|key| (key.access_key.clone(), key)).collect(),
             grants: rows.grants,
             groups,
+            sessions: rows.sessions.into_iter().map(|session| (session.id.clone(), session)).collect(),
         }
     }
 
@@ -118,11 +124,27 @@ impl Register {
         found.map(|user| user.id.as_str())
     }
 
+    /// The highest priority that a user may give a task.
+    pub(crate) fn most_priority(&self, id: &str) -> Option<u32> {
+        self.users.get(id)?.limits.priority
+    }
+
+    /// Whether the GPUs of any user are limited.
+    pub(crate) fn limits_gpus(&self) -> bool {
+        self.users.values().any(|user| user.limits.gpu_milli.is_some())
+    }
+
     /// The users that a caller may know of: all, if it may see something at all; else itself.
     pub(crate) fn seen_by(&self, who: &Principal) -> impl Iterator<Item = &UserRow> {
         let all = who.may_somewhere(Right::See);
         let own = who.user.clone();
         self.users.values().filter(move |user| user.removed_us.is_none() && (all || user.id == own))
+    }
+
+    /// The id of the user with this name at an identity provider, also of a removed user.
+    fn of_identity(&self, who: &ExternalIdentity) -> Option<String> {
+        let found = self.users.values().find(|user| user.external.as_deref() == Some(who.id.as_str()));
+        found.map(|user| user.id.clone())
     }
 
     /// The groups of a user.
@@ -169,18 +191,29 @@ impl Register {
             name: found.name.clone(),
             via,
             access_key: access_key.map(str::to_owned),
+            session: None,
             node: found.node.clone(),
+            run: None,
             roles: self.roles(found),
         })
     }
+}
+
+/// The credential of a caller.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Used {
+    /// A key, by its public half.
+    Key(String),
+    /// A login, by its id.
+    Session(String),
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct People {
     register: RwLock<Arc<Register>>,
-    /// Uses of keys that are not in the database yet.
-    used: Mutex<BTreeMap<String, (i64, String)>>,
+    /// Uses of keys and of logins that are not in the database yet.
+    used: Mutex<BTreeMap<Used, (i64, String)>>,
 }
 
 impl People {
@@ -214,38 +247,39 @@ impl People {
         Ok(())
     }
 
-    /// Writes when keys were used since the last time.
+    /// Writes when keys and logins were used since the last time.
     pub(crate) async fn save_uses(&self, store: &Store) -> Result<(), StoreError> {
         let used = std::mem::take(&mut *self.used());
         if used.is_empty() {
             return Ok(());
         }
-        let uses: Vec<_> = used.into_iter().map(|(key, (time_us, from))| (key, time_us, from)).collect();
-        store.note_key_uses(&uses).await?;
+        let (mut keys, mut sessions) = (Vec::new(), Vec::new());
+        for (what, (time_us, from)) in used {
+            match what {
+                Used::Key(key) => keys.push((key, time_us, from)),
+                Used::Session(id) => sessions.push((id, time_us, from)),
+            }
+        }
+        if !keys.is_empty() {
+            store.note_key_uses(&keys).await?;
+        }
+        if !sessions.is_empty() {
+            store.note_session_uses(&sessions).await?;
+        }
         self.reload(store).await
     }
 
-    /// Remembers that a key was used.
-    pub(crate) fn note_use(&self, access_key: &str, now_us: i64, from: &str) {
-        let mut used = self.used();
-        match used.get_mut(access_key) {
-            Some(last) => {
-                last.0 = now_us;
-                if last.1 != from {
-                    from.clone_into(&mut last.1);
-                }
-            }
-            None => {
-                used.insert(access_key.to_owned(), (now_us, from.to_owned()));
-            }
-        }
+    /// Remembers what a caller used.
+    pub(crate) fn note_use(&self, what: Used, now_us: i64, from: &str) {
+        let last = (now_us, from.to_owned());
+        self.used().insert(what, last);
     }
 
-    fn used(&self) -> MutexGuard<'_, BTreeMap<String, (i64, String)>> {
+    fn used(&self) -> MutexGuard<'_, BTreeMap<Used, (i64, String)>> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose key pair this is.
+    /// The owner of this key pair.
     pub(crate) fn by_key(&self, access_key: &str, secret: &str) -> Result<Principal, Stranger> {
         let register = self.register();
         let given = digest(secret);
@@ -259,41 +293,70 @@ impl People {
         register.principal(user, Some(access_key), Via::Key)
     }
 
-    /// The user of a token, with the key that it was given for.
-    pub(crate) fn by_token(&self, user: &str, access_key: Option<&str>) -> Result<Principal, Stranger> {
-        self.register().principal(user, access_key, Via::Session)
+    /// The user of a token, with the key or the login that it was given for.
+    pub(crate) fn by_token(
+        &self,
+        user: &str,
+        access_key: Option<&str>,
+        session: Option<OfSession<'_>>,
+    ) -> Result<Principal, Stranger> {
+        let register = self.register();
+        let found = register.principal(user, access_key, Via::Session)?;
+        match session {
+            Some(session) if !register.lasts(user, &session) => Err(Stranger::Session),
+            session => Ok(Principal { session: session.map(|session| session.id.to_owned()), ..found }),
+        }
     }
 
-    /// The user that belongs to somebody at an identity provider, made at the first login; its groups become the provider's.
+    /// A run of this user's task.
+    pub(crate) fn by_run(&self, user: &str, run: OwnRun) -> Result<Principal, Stranger> {
+        Ok(self.register().principal(user, None, Via::Task)?.run_by(run))
+    }
+
+    /// The user of a person at an identity provider, created at the first login; its groups become the provider's.
     pub(crate) async fn by_identity(
         &self,
         store: &Store,
         who: &ExternalIdentity,
         now_us: i64,
     ) -> Result<Principal, StoreError> {
-        let register = self.register();
-        let known = register.users.values().find(|user| user.external.as_deref() == Some(who.id.as_str()));
-        let id = known.map_or_else(new_id, |user| user.id.clone());
-        if known.is_none() {
-            let mut new = UserRow {
-                id: id.clone(),
-                name: who.name.clone(),
-                external: Some(who.id.clone()),
-                created_us: now_us,
-                ..UserRow::default()
-            };
-            if let Err(StoreError::NameTaken { .. }) = store.add_user(&new, &[]).await {
-                // Two people of one name: the second one's says so.
-                new.name = format!("{} ({})", who.name, &id[..8]);
-                store.add_user(&new, &[]).await?;
-            }
-        }
-        if register.groups(&id) != who.groups || known.is_none() {
+        let id = match self.register().of_identity(who) {
+            Some(id) => id,
+            None => self.add_identity(store, who, now_us).await?,
+        };
+        if self.register().groups(&id) != who.groups || !self.register().users.contains_key(&id) {
             store.set_groups(&id, &who.groups).await?;
             self.reload(store).await?;
         }
         let found = self.register().principal(&id, None, Via::Session);
         found.map_err(|_| StoreError::NoUser(who.name.clone()))
+    }
+
+    /// Makes the user; the id of the one that is there by now, if another call was quicker.
+    async fn add_identity(
+        &self,
+        store: &Store,
+        who: &ExternalIdentity,
+        now_us: i64,
+    ) -> Result<String, StoreError> {
+        let id = new_id();
+        let mut new = UserRow {
+            id: id.clone(),
+            name: who.name.clone(),
+            external: Some(who.id.clone()),
+            created_us: now_us,
+            ..UserRow::default()
+        };
+        if let Err(StoreError::NameTaken { .. }) = store.add_user(&new, &[]).await {
+            self.reload(store).await?;
+            if let Some(id) = self.register().of_identity(who) {
+                return Ok(id);
+            }
+            // Two people of one name: the second one's says so.
+            new.name = format!("{} ({})", who.name, &id[..8]);
+            store.add_user(&new, &[]).await?;
+        }
+        Ok(id)
     }
 }
 
@@ -327,11 +390,11 @@ mod tests {
         {
             assert_eq!(people.by_key(access, secret).unwrap_err(), Stranger::Key);
         }
-        assert!(people.by_token("a", Some(&key.access_key)).is_ok());
+        assert!(people.by_token("a", Some(&key.access_key), None).is_ok());
         store.revoke_key(&key.access_key, 2).await.unwrap();
         people.refresh(&store).await.unwrap();
         assert!(matches!(people.by_key(&key.access_key, &secret).unwrap_err(), Stranger::Revoked { .. }));
-        assert!(people.by_token("a", Some(&key.access_key)).is_err(), "tokens end with their key");
+        assert!(people.by_token("a", Some(&key.access_key), None).is_err(), "tokens end with their key");
     }
 
     #[tokio::test]
@@ -352,6 +415,6 @@ mod tests {
         assert!(other.user != anna.user && other.name.starts_with("anna ("), "{}", other.name);
         store.remove_user(&anna.user, 4).await.unwrap();
         people.refresh(&store).await.unwrap();
-        assert_eq!(people.by_token(&anna.user, None).unwrap_err(), Stranger::User("anna".into()));
+        assert_eq!(people.by_token(&anna.user, None, None).unwrap_err(), Stranger::User("anna".into()));
     }
 }

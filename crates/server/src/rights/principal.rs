@@ -1,17 +1,21 @@
 //! The caller of one call.
 
-use cantle_store::Scope;
+use cantle_store::{Owned, Scope};
 
 use super::role::{Right, Role};
 use crate::app::USER;
 
-/// How a caller showed who it is.
+/// How a caller proved its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
     /// A key pair.
     Key,
     /// A token that a login gave.
     Session,
+    /// A token of Kubernetes.
+    Kubernetes,
+    /// The token of a running task.
+    Task,
     /// The server itself, or anybody on an open server.
     Server,
 }
@@ -22,12 +26,22 @@ impl Via {
         match self {
             Self::Key => "key",
             Self::Session => "session",
+            Self::Kubernetes => "Kubernetes token",
+            Self::Task => "task",
             Self::Server => "open server",
         }
     }
 }
 
-/// Who calls, and what they may do. Each call has one.
+/// The run of a task that calls for its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnRun {
+    pub(crate) task: String,
+    /// The lease that holds the task for this run.
+    pub(crate) lease: String,
+}
+
+/// A caller and its rights. Each call has one.
 #[derive(Clone, Debug)]
 pub(crate) struct Principal {
     /// Id of the user; `tasks.owner` of what it makes.
@@ -37,8 +51,12 @@ pub(crate) struct Principal {
     pub(crate) via: Via,
     /// The public half of the key that it used, or with which it logged in.
     pub(crate) access_key: Option<String>,
+    /// The login of a person that its token belongs to.
+    pub(crate) session: Option<String>,
     /// The node that a service account acts for.
     pub(crate) node: Option<String>,
+    /// It is not the user itself, but a task of the user that runs.
+    pub(crate) run: Option<OwnRun>,
     /// Its roles, each with the name of the project at the top of its tree; empty: all projects.
     pub(crate) roles: Vec<(String, Role)>,
 }
@@ -48,12 +66,48 @@ impl Principal {
     pub(crate) fn server() -> Self {
         let everything = vec![(String::new(), Role::Admin)];
         let name = USER.to_owned();
-        Self { user: name.clone(), name, via: Via::Server, access_key: None, node: None, roles: everything }
+        let via = Via::Server;
+        Self {
+            user: name.clone(),
+            name,
+            via,
+            access_key: None,
+            session: None,
+            node: None,
+            run: None,
+            roles: everything,
+        }
+    }
+
+    /// A run of this user's task: it is no agent, even if its owner is one.
+    pub(super) fn run_by(self, run: OwnRun) -> Self {
+        Self { via: Via::Task, access_key: None, session: None, node: None, run: Some(run), ..self }
+    }
+
+    /// The task whose run calls.
+    pub(crate) fn task(&self) -> Option<&str> {
+        self.run.as_ref().map(|run| run.task.as_str())
+    }
+
+    /// The name, and the task if it is not the user itself.
+    pub(crate) fn label(&self) -> String {
+        self.task().map_or_else(|| self.name.clone(), |task| format!("{} (task {task})", self.name))
+    }
+
+    /// Whether a role gives the right to this caller. A run has of its owner's rights those that other people's things are
+    /// seen with, and that of making tasks.
+    fn has(&self, role: Role, right: Right) -> bool {
+        right.is_in(role) && (self.run.is_none() || matches!(right, Right::See | Right::Read | Right::Submit))
+    }
+
+    /// Whether it may change a task or a model at all: a run changes its own task and what was made in it.
+    pub(super) fn may_touch(&self, what: &Owned) -> bool {
+        self.task().is_none_or(|own| what.id == own || what.made_by.as_deref() == Some(own))
     }
 
     /// Whether it has the right in this project, by name; `None`: outside of any project, or for the whole server.
     pub(crate) fn may(&self, right: Right, project: Option<&str>) -> bool {
-        self.roles.iter().any(|(tree, role)| role.has(right) && is_in(project, tree))
+        self.roles.iter().any(|(tree, role)| self.has(*role, right) && is_in(project, tree))
     }
 
     /// Whether it has the right for the whole server.
@@ -63,7 +117,7 @@ impl Principal {
 
     /// Whether it has the right in any project at all.
     pub(crate) fn may_somewhere(&self, right: Right) -> bool {
-        self.roles.iter().any(|(_, role)| role.has(right))
+        self.roles.iter().any(|(_, role)| self.has(*role, right))
     }
 
     /// Restricts a query to that for which it has the right; `None`: it has it for everything.
@@ -71,7 +125,8 @@ impl Principal {
         if self.may_everywhere(right) {
             return None;
         }
-        let trees = self.roles.iter().filter(|(_, role)| role.has(right)).map(|(tree, _)| tree.clone());
+        let trees =
+            self.roles.iter().filter(|(_, role)| self.has(*role, right)).map(|(tree, _)| tree.clone());
         let node = self.node.clone().filter(|_| self.may_everywhere(Right::Serve));
         Some(Scope { owner: self.user.clone(), trees: trees.collect(), node })
     }

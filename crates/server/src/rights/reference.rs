@@ -1,4 +1,4 @@
-//! `docs/reference/rights.md`, made from the table. `UPDATE=1` writes it again.
+//! Generates `docs/reference/rights.md` from the table. `UPDATE=1` rewrites the file.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::table::{Act, Need, TABLE};
 const HEAD: &str = "# Rights
 
 Use this page to see what a user of a cantle server may do, and which right a call needs. You need it if you give people keys, or if a
-call answers 403. A test makes this page from the table that the server itself uses (`crates/server/src/rights/table.rs`).
+call answers 403. A test generates this page from the table that the server itself uses (`crates/server/src/rights/table.rs`).
 
 A *role* is a set of rights. A user has a role in all projects, or in one project and those below it. Roles add up. Roles of a group
 (`group:NAME`) and of `everybody` count, too. `cantle users` gives roles.
@@ -20,12 +20,12 @@ const RIGHTS: &str = "
 * **see**: tasks, models and projects are in lists, with their state, their parameters and their owner.
 * **read**: the logs, metrics and artifacts of other people's tasks.
 * **submit**: make tasks in the project and run them.
-* **manage**: change, stop and delete other people's tasks, go before others, set the quotas of projects below. In all projects: change queues.
+* **manage**: change, stop and delete other people's tasks, raise priorities, set the quotas of projects below. In all projects: change queues.
 * **administer**: users, keys, roles and the audit.
 * **serve**: what an agent does. A service account does it for its own node only.
 
-The maker of a task or model may read, change, stop and delete it at any time. An agent may do that with tasks that wait, and with
-those that its node runs. Lists, counts and filters know only what the caller may see. A hidden thing is answered as if it did not
+The creator of a task or model may read, change, stop and delete it at any time. An agent may do that with waiting tasks, and with
+those that its node runs. Lists, counts and filters contain only what the caller may see. The server answers about a hidden object as if it did not
 exist. A refusal is status 403. It names the right and the people to ask. The CLI then ends with exit code 4.
 
 Everybody with a key sees the names of queues, the number of waiting tasks, and how much of each GPU is taken. Everybody who may see a
@@ -41,7 +41,7 @@ const DOORS: &str = "
 | `/healthz`, `/ui`, `/ui/assets/…` | nothing |
 | `/metrics` | see, in all projects |
 | `GET /files/…` | read, for the task whose id is in the path; in all projects without one |
-| `POST /files`, `DELETE /files/…` | manage, for the task whose id is in the path, or to be its maker; in all projects without one |
+| `POST /files`, `DELETE /files/…` | manage, for the task whose id is in the path, or to be its creator; in all projects without one |
 | `/ui/-/session` | a key pair |
 | `/ui/-/call/ENDPOINT` | a session, and what the endpoint needs |
 | `/ui/-/stream`, `/ui/-/history/…`, `/ui/-/files/…` | a session; the answer has only what its user may see |
@@ -57,6 +57,7 @@ fn need(need: &Need) -> String {
     };
     match need {
         Need::Anyone => "a key".to_owned(),
+        Need::Person => "not a running task".to_owned(),
         Need::Own => "a key; about the caller".to_owned(),
         Need::Filtered => "a key; the answer has what the caller may see".to_owned(),
         Need::Everywhere(rights) => {
@@ -84,11 +85,11 @@ fn page() -> String {
     let _ = writeln!(page, "| role | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
     for role in Role::ALL {
         let has: Vec<&str> =
-            Right::ALL.iter().map(|right| if role.has(*right) { "yes" } else { "" }).collect();
+            Right::ALL.iter().map(|right| if right.is_in(role) { "yes" } else { "" }).collect();
         let _ = writeln!(page, "| `{}` | {} |", role.name(), has.join(" | "));
     }
     page += RIGHTS;
-    page += "## Endpoints\n\nA call of an audited endpoint is in `cantle audit`, with who, from where, and what was before.\n\n";
+    page += "## Endpoints\n\nA call of an audited endpoint is in `cantle audit`, with the caller, the caller's address, and the former values.\n\n";
     page += "| endpoint | needs | audited |\n|---|---|---|\n";
     for rule in TABLE {
         let needs: Vec<String> = rule.needs.iter().map(need).collect();

@@ -1,6 +1,8 @@
 //! Roles and the rights that they consist of.
 
-/// What somebody may do in a tree of projects, or everywhere.
+pub(crate) use cantle_clearml::users::Role;
+
+/// A right in a tree of projects, or everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Right {
     /// See which tasks, models and projects there are, and their state.
@@ -32,64 +34,21 @@ impl Right {
             Self::Serve => "serve",
         }
     }
-}
 
-/// A set of rights with a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Admin,
-    Manager,
-    Member,
-    Viewer,
-    Agent,
-}
-
-impl Role {
-    pub(crate) const ALL: [Self; 5] = [Self::Admin, Self::Manager, Self::Member, Self::Viewer, Self::Agent];
-
-    /// As users write it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Manager => "manager",
-            Self::Member => "member",
-            Self::Viewer => "viewer",
-            Self::Agent => "agent",
-        }
-    }
-
-    /// The role of this name.
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
-    }
-
-    /// What it consists of.
-    pub(crate) const fn rights(self) -> &'static [Right] {
-        match self {
-            Self::Admin => {
-                &[Right::See, Right::Read, Right::Submit, Right::Manage, Right::Administer, Right::Serve]
+    /// The rights of a role.
+    pub(crate) const fn of(role: Role) -> &'static [Self] {
+        match role {
+            Role::Admin => {
+                &[Self::See, Self::Read, Self::Submit, Self::Manage, Self::Administer, Self::Serve]
             }
-            Self::Manager => &[Right::See, Right::Read, Right::Submit, Right::Manage],
-            Self::Member => &[Right::See, Right::Submit],
-            Self::Viewer => &[Right::See, Right::Read],
-            Self::Agent => &[Right::Serve],
+            Role::Manager => &[Self::See, Self::Read, Self::Submit, Self::Manage],
+            Role::Member => &[Self::See, Self::Submit],
+            Role::Viewer => &[Self::See, Self::Read],
+            Role::Agent => &[Self::Serve],
         }
     }
 
-    pub(crate) fn has(self, right: Right) -> bool {
-        self.rights().contains(&right)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Role;
-
-    #[test]
-    fn names_are_read_back() {
-        for role in Role::ALL {
-            assert_eq!(Role::parse(role.name()), Some(role));
-        }
-        assert_eq!(Role::parse("root"), None);
+    pub(crate) fn is_in(self, role: Role) -> bool {
+        Self::of(role).contains(&self)
     }
 }

@@ -1,10 +1,10 @@
-//! Each endpoint with what it needs: the one place that says so. `docs/reference/rights.md` is made from it, and a call of an
-//! endpoint that is not here is refused.
+//! The table of endpoints with the rights that each requires. `docs/reference/rights.md` is generated from it, and a call of
+//! an endpoint that is not in the table is refused.
 
 use super::role::Right;
-use Need::{Anyone, Duplicate, Everywhere, Fair, Filtered, Model, Node, Own, Project, Task, Within};
+use Need::{Anyone, Duplicate, Everywhere, Fair, Filtered, Model, Node, Own, Person, Project, Task, Within};
 
-/// What a caller does to a task or a model that is not necessarily its own.
+/// An action of a caller on a task or a model, which may belong to another user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// See that it is there, and its state.
@@ -30,6 +30,8 @@ pub(crate) enum Need {
     Filtered,
     /// Nothing: it is about the caller alone.
     Own,
+    /// A person or a program with a key: not a task that runs.
+    Person,
     /// The act, with the tasks at the path; those that are models instead are handled as models.
     Task(Act, &'static str),
     /// The act, with the models at the path.
@@ -42,8 +44,8 @@ pub(crate) enum Need {
     Above(Right, &'static str),
     /// For a copy of the task at the first path: to submit in the project at the second, or else in that of the task.
     Duplicate(&'static str, &'static str),
-    /// What goes before others needs to manage: a priority above 0, or that a task is never stopped for others. Tested are
-    /// the tasks at the path, and the parameters in the request.
+    /// A task that goes before others needs the right `manage`: a priority above 0, or that a task is never stopped for
+    /// others. Tested are the tasks at the path, and the parameters in the request.
     Fair(&'static str),
     /// An agent names at the path its own node, or a worker of it.
     Node(&'static str),
@@ -78,30 +80,34 @@ pub(crate) fn rule(endpoint: &str) -> Option<&'static Rule> {
 
 /// In order of the names.
 pub(crate) const TABLE: &[Rule] = &[
-    audited("auth.create_credentials", &[Own]),
+    audited("auth.create_credentials", &[Person, Own]),
     audited("auth.create_user", &[ADMIN]),
-    audited("auth.edit_credentials", &[Own]),
+    audited("auth.edit_credentials", &[Person, Own]),
     free("auth.fixed_users_mode", &[Anyone]),
-    free("auth.get_credentials", &[Own]),
+    free("auth.get_credentials", &[Person, Own]),
     free("auth.login", &[Anyone]),
     free("auth.logout", &[Anyone]),
-    audited("auth.revoke_credentials", &[Own]),
+    audited("auth.revoke_credentials", &[Person, Own]),
     free("auth.validate_token", &[Anyone]),
     free("cantle.add_events", &[SERVE, Filtered, Node("events.node")]),
-    audited("cantle.add_key", &[Own]),
+    audited("cantle.add_key", &[Person, Own]),
     audited("cantle.add_user", &[ADMIN]),
+    free("cantle.complete_tasks", &[Task(Act::Change, "runs.task")]),
     free("cantle.end_fenced", &[SERVE, Task(Act::Change, "task")]),
+    audited("cantle.end_sessions", &[Person, Own]),
     audited("cantle.evict", &[SERVE, Node("node"), Task(Act::Change, "victims.task")]),
     free("cantle.explain_task", &[Task(Act::See, "task")]),
     free("cantle.get_audit", &[ADMIN]),
     free("cantle.get_events", &[Filtered]),
     free("cantle.get_fleet", &[SERVE, Node("node")]),
-    free("cantle.get_keys", &[Own]),
+    free("cantle.get_keys", &[Person, Own]),
     free("cantle.get_nodes", &[Filtered]),
     free("cantle.get_projects", &[Filtered]),
     free("cantle.get_queues", &[Filtered]),
     free("cantle.get_quotas", &[Filtered]),
     free("cantle.get_runs", &[Task(Act::See, "task")]),
+    free("cantle.get_sessions", &[Person, Own]),
+    free("cantle.get_task_token", &[SERVE, Task(Act::Change, "task")]),
     free("cantle.get_tasks", &[Filtered]),
     free("cantle.get_users", &[ADMIN]),
     free("cantle.give_back", &[SERVE, Task(Act::Change, "task")]),
@@ -110,11 +116,14 @@ pub(crate) const TABLE: &[Rule] = &[
     free("cantle.renew_leases", &[SERVE, Node("node")]),
     free("cantle.report_node", &[SERVE, Node("node")]),
     free("cantle.report_task", &[SERVE, Node("node"), Task(Act::Change, "task")]),
-    audited("cantle.revoke_key", &[Own]),
+    audited("cantle.revoke_key", &[Person, Own]),
     audited("cantle.set_queue", &[QUEUES]),
     audited("cantle.set_quota", &[Need::Above(Right::Manage, "project")]),
     audited("cantle.set_role", &[ADMIN]),
+    audited("cantle.set_user", &[ADMIN]),
     free("cantle.submit_task", &[Within(Right::Submit, "task.project"), Fair("")]),
+    free("cantle.take_tasks", &[SERVE]),
+    free("cantle.wait_for_tasks", &[SERVE]),
     free("debug.ping", &[Anyone]),
     free("events.add", &[Task(Act::Change, "task")]),
     free("events.add_batch", &[Task(Act::Change, "task")]),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::app::{COMPANY, Call};
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
-use crate::rights::{Role, Via, audit};
+use crate::rights::{Role, Via};
 use crate::routes::Routes;
 
 /// Subcode of 401 for a token that ends: ClearML's for an expired one.
@@ -30,7 +30,7 @@ pub(super) fn add_endpoints(routes: &mut Routes) {
 
 /// `auth.login`: a token for the next calls of a caller who is authenticated already.
 pub(crate) async fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
-    if call.who.via == Via::Session && call.who.access_key.is_none() {
+    if matches!(call.who.via, Via::Session | Via::Kubernetes) && call.who.access_key.is_none() {
         // A login must not outlive what the provider says at the next refresh.
         let text =
             "this login cannot be prolonged here: refresh it (cantle login), or make keys for programs";
@@ -38,9 +38,24 @@ pub(crate) async fn login(call: &Call, query: Option<&str>) -> Result<Value, Api
     }
     let pairs = query.unwrap_or_default().split('&');
     let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
-    let record = audit::record(call, "login", Value::Null, &json!({ "via": call.who.via.name() }));
-    audit::add(call, &record).await;
+    let lives_s = match &call.who.session {
+        None => lives_s,
+        // Nor may a token of a session outlive it.
+        Some(id) => Some(call.seconds_left(id)?.min(lives_s.unwrap_or(i64::MAX))),
+    };
+    call.logins.note(call).await;
     Ok(json!({ "token": call.keys.token(&call.who, call.now_us, lives_s)? }))
+}
+
+impl Call {
+    /// How long a session lasts at most.
+    fn seconds_left(&self, session: &str) -> Result<i64, ApiError> {
+        let register = self.people.register();
+        let left =
+            register.session(session, self.now_us).map(|row| (row.expires_us - self.now_us) / 1_000_000);
+        let ended = || ApiError::unauthorized(LOGIN_ENDS, "this login has ended; log in again");
+        left.filter(|seconds| *seconds > 0).ok_or_else(ended)
+    }
 }
 
 async fn current_user(call: Call, _request: Value) -> Result<Value, ApiError> {

@@ -1,4 +1,4 @@
-//! `cantle.*`: what nodes report, and the views for users.
+//! `cantle.*`: the reports of nodes, and the views for users.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 use crate::projection::few;
-use crate::rights::Register;
+use crate::rights::{Register, Right};
 use crate::routes::Routes;
 use crate::task_json;
 
@@ -67,7 +67,12 @@ async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError>
     let exit_code = exit_code.map(i64::from);
     let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&task).await?) };
     let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message };
-    call.store.claim(&claim, call.now_us).await?;
+    let done = call.store.claim(&claim, call.now_us).await;
+    // So that it is not tried again before its user holds less.
+    if let Err(StoreError::OverLimit { task, asked_milli, .. }) = &done {
+        call.store.note_asked(task, *asked_milli).await?;
+    }
+    done?;
     Ok(Empty {})
 }
 
@@ -101,7 +106,12 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
         }
     };
     let limit = request.limit.unwrap_or(TASKS);
+    let older_than = match request.older_than {
+        None => None,
+        Some(id) => Some((created_us(&call, &id).await?, id)),
+    };
     let filter = TaskFilter {
+        older_than,
         ids: request.id,
         statuses: request.status,
         projects: project.into_iter().collect(),
@@ -109,10 +119,18 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
         limit: i64::try_from(limit).ok(),
         owners: owner.into_iter().collect(),
         scope: call.seen(),
+        without_doc: true,
         ..TaskFilter::default()
     };
     let rows = call.store.tasks(&filter).await?;
     Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names, &people)).collect() })
+}
+
+/// When a task that the caller may see was made.
+async fn created_us(call: &Call, id: &str) -> Result<i64, ApiError> {
+    let filter = TaskFilter { ids: vec![id.to_owned()], scope: call.seen(), ..TaskFilter::default() };
+    let found = call.store.task_index(&filter).await?;
+    Ok(found.first().ok_or_else(|| StoreError::NoTask(id.to_owned()))?.created_us)
 }
 
 fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, people: &Register) -> TaskView {
@@ -124,7 +142,7 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, peop
         project: row.index.project.as_ref().and_then(name_of),
         queue: row.index.queue.as_ref().and_then(|id| board.queue_name(id)).map(str::to_owned),
         state: row.index.status,
-        // Stock agents hold no lease here: their worker says where it runs.
+        // Stock agents hold no lease here: their worker names its node.
         node: row.node.clone().or_else(|| row.last_worker.clone()),
         gpus: row.slices.iter().map(|slice| slice.gpu.0.clone()).collect(),
         milli: row.slices.iter().map(|slice| slice.milli.0).sum(),
@@ -199,6 +217,7 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
         queue: event.queue,
         node: event.node,
         message: event.message,
+        who: call.who.label(),
     };
     let ids: Vec<String> = request.events.iter().filter_map(|event| event.task.clone()).collect();
     let seen = match call.seen() {
@@ -221,6 +240,7 @@ async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiErr
     let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
     let found =
         call.store.events_seen(request.task.as_deref(), request.after, limit, call.seen().as_ref()).await?;
+    let names_people = call.who.may_somewhere(Right::See);
     let view = |event: EventRow| EventView {
         id: event.id,
         time: rfc3339(event.time_us),
@@ -229,6 +249,7 @@ async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiErr
         queue: event.queue,
         node: event.node,
         message: event.message,
+        who: if names_people { event.who } else { String::new() },
     };
     Ok(EventViews { events: found.into_iter().map(view).collect() })
 }
@@ -238,7 +259,7 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     if id.len() != 32 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(ApiError::invalid("id: 32 hex digits are needed"));
     }
-    let new = task_json::new_task(&call.who.user, id.clone(), task.name, task.kind, task.fields)?;
+    let new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not.

@@ -1,4 +1,4 @@
-//! `events.*`: the measured values of several tasks, side by side, and which values there are to compare.
+//! `events.*`: the measured values of several tasks side by side, and the values that can be compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Small changes of tasks, models, projects and queues that ClearML has calls of their own for.
+//! Small changes of tasks, models, projects and queues for which ClearML has separate calls.
 
 use cantle_clearml::Updated;
 use cantle_store::{ProjectRow, StoreError, TaskEdit};
@@ -123,7 +123,7 @@ struct Validate {
 
 /// Would `tasks.create` take it?
 async fn validate(call: Call, request: Validate) -> Result<Value, ApiError> {
-    task_json::new_task(&call.who.user, new_id(), request.name, request.kind, request.fields)?;
+    task_json::new_task(&call.who, new_id(), request.name, request.kind, request.fields)?;
     Ok(json!({}))
 }
 
@@ -155,7 +155,7 @@ struct MoveProject {
     new_location: String,
 }
 
-/// The project and all below it, as their names say.
+/// The project and all below it, by their names.
 async fn family(call: &Call, id: &str) -> Result<(ProjectRow, Vec<ProjectRow>), ApiError> {
     let top = call.store.project(id).await?;
     let prefix = format!("{}/", top.name);
@@ -216,7 +216,7 @@ struct OfProject {
     project: String,
 }
 
-/// What would be lost with a project.
+/// The contents that would be lost with a project.
 async fn what_it_has(call: Call, request: OfProject) -> Result<Value, ApiError> {
     let (top, below) = family(&call, &request.project).await?;
     let ids: Vec<String> = std::iter::once(&top).chain(&below).map(|row| row.id.clone()).collect();

@@ -1,4 +1,4 @@
-//! `tasks.delete`: a task, what it reported, and what it left elsewhere.
+//! `tasks.delete`: deletes a task, its reports, and its files.
 
 use cantle_clearml::tasks::{Delete, Deleted, FileUrls};
 use cantle_store::ModelRow;
@@ -18,8 +18,8 @@ pub(super) fn add(routes: &mut Routes) {
     );
 }
 
-/// Like ClearML's, with one difference: files and models are deleted only when the request says so. ClearML's SDK deletes them
-/// itself and reports a failure for each one that is gone already.
+/// Like ClearML's, with one difference: files and models are deleted only on request. ClearML's SDK deletes them itself and
+/// reports a failure for each one that is gone already.
 async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
     let (urls, models) = belongings(&call, &request.task).await?;
     let change = call.change(request.force, None, None);
@@ -82,7 +82,7 @@ fn uri(model: &ModelRow) -> Option<String> {
     model.doc.get("uri").and_then(Value::as_str).map(str::to_owned)
 }
 
-/// Those of a task's models that nobody would miss: not published, and not used by another task.
+/// The models of a task that can be deleted: not published, and not used by another task.
 async fn deletable(call: &Call, task: &str, models: Vec<ModelRow>) -> Result<Vec<ModelRow>, ApiError> {
     let drafts: Vec<ModelRow> =
         models.into_iter().filter(|model| model.doc.get("ready") != Some(&Value::Bool(true))).collect();

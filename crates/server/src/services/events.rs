@@ -157,7 +157,7 @@ async fn stale_runs(call: &Call, events: &[ReportedEvent]) -> Result<BTreeSet<(S
     Ok(stale)
 }
 
-/// What a model reports about itself names the model where others name their task.
+/// An event about a model names the model where other events name their task.
 fn is_of_model(event: &ReportedEvent) -> bool {
     event.more.get("model_event") == Some(&Value::Bool(true))
 }
@@ -273,7 +273,7 @@ struct DebugImages {
     task: Option<String>,
     metrics: Vec<ImagesOf>,
     iters: Option<usize>,
-    /// How many iterations a reader has seen.
+    /// The number of iterations that a reader has seen.
     scroll_id: Option<String>,
     /// The page after those that were seen, which is the default, or the one before the last.
     navigate_earlier: Option<bool>,
@@ -282,7 +282,7 @@ struct DebugImages {
 }
 
 impl DebugImages {
-    /// How many iterations to skip, and how many to answer with.
+    /// The number of iterations to skip, and the number to return.
     fn page(&self) -> Result<(usize, usize), ApiError> {
         let size = self.iters.unwrap_or(1);
         let seen = self.scroll_id.as_deref().filter(|id| !id.is_empty() && !self.refresh).map(str::parse);
@@ -302,7 +302,7 @@ struct ImagesOf {
     variants: Vec<String>,
 }
 
-/// Newest iterations first, page by page, as many on each as `iters` says.
+/// Newest iterations first, page by page, `iters` on each.
 async fn by_iteration(
     call: Call,
     request: DebugImages,
@@ -330,7 +330,7 @@ async fn by_iteration(
             newest.map(|(iter, events)| json!({"iter": iter, "events": events})).collect();
         metrics.push(json!({"task": task, "iterations": newest}));
     }
-    // The SDK goes on until a page is empty.
+    // The SDK continues until a page is empty.
     Ok(json!({"metrics": metrics, "scroll_id": skip.saturating_add(size).to_string()}))
 }
 

@@ -1,10 +1,10 @@
-//! Why a task waits: from its queue and from the reports of the nodes.
+//! Explains why a task waits, from its queue and from the reports of the nodes.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{NodeReason, TaskExplanation};
-use cantle_model::TaskStatus;
-use cantle_store::{FenceRow, LOST, QueueRow, TaskRow, WorkerRow};
+use cantle_model::{Resource, TaskStatus};
+use cantle_store::{FenceRow, HeldBack, LOST, QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
 use crate::app::Call;
@@ -20,6 +20,8 @@ pub(super) struct Board {
     queues: BTreeMap<String, QueueRow>,
     pub(super) nodes: Vec<Node>,
     workers: Vec<WorkerRow>,
+    /// Waiting tasks whose users hold what they may, by task.
+    held_back: BTreeMap<String, HeldBack>,
     /// Runs that their nodes end by themselves, by task.
     fences: BTreeMap<String, FenceRow>,
     /// Queues that give tasks of lost nodes to others.
@@ -31,7 +33,10 @@ impl Board {
         let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id.clone(), queue)).collect();
         let workers = call.store.workers(call.now_us - WORKER_LATE_US).await?;
         let (fences, requeues) = (call.store.fences().await?, call.store.requeues().await?);
-        Ok(Self { queues, nodes: nodes::all(call).await?, workers, fences, requeues })
+        let limited = call.people.register().limits_gpus();
+        let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
+        let held_back = held_back.into_iter().map(|waits| (waits.task.clone(), waits)).collect();
+        Ok(Self { queues, nodes: nodes::all(call).await?, workers, held_back, fences, requeues })
     }
 
     pub(super) fn queue_name(&self, id: &str) -> Option<&str> {
@@ -64,7 +69,7 @@ impl Board {
         }
     }
 
-    /// The node that holds the task no longer reports. It may come back and go on, so nothing is decided here.
+    /// The node that holds the task no longer reports. It may come back and continue, so nothing is decided here.
     fn silent_node(&self, task: &TaskRow) -> Option<String> {
         let holder = task.node.as_deref().filter(|_| task.exit_code.is_none())?;
         let node = self.nodes.iter().find(|node| node.report.node == holder)?;
@@ -73,7 +78,7 @@ impl Board {
             .then(|| format!("{holder}, which holds it, is silent since {since}; {}", self.what_next(task)))
     }
 
-    /// What becomes of a task whose node is silent.
+    /// The future of a task whose node is silent.
     fn what_next(&self, task: &TaskRow) -> String {
         let fence = self.fences.get(&task.index.id).filter(|fence| task.lease.as_ref() == Some(&fence.lease));
         let policy = task.index.queue.as_ref().and_then(|queue| self.requeues.get(queue));
@@ -82,7 +87,7 @@ impl Board {
                 let at = fence.renewed_us.saturating_add((fence.after_ms + sweep::SLACK_MS) * 1000);
                 format!("it is queued again after {}, unless the node is back before", rfc3339(at))
             }
-            // Nothing ends this run by itself, so nobody but a person knows when it is over.
+            // Nothing ends this run by itself, so only a person knows when it is over.
             (None, Some(_)) => {
                 "the node did not agree to end it by itself, so it is held; if the node is gone: cantle requeue"
                     .to_owned()
@@ -99,6 +104,10 @@ impl Board {
             let silent = self.silent_node(task);
             return silent.unwrap_or_else(|| "taken by an agent, about to start".to_owned());
         };
+        if let Some(HeldBack { user, most_milli, held_milli, .. }) = self.held_back.get(&task.index.id) {
+            let [held, most] = [held_milli, most_milli].map(|milli| Resource::Gpu.text(*milli));
+            return format!("{user} holds {held} and may hold {most} at once; cantle users set changes that");
+        }
         let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
         let alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
         if let Some(waiting) = alive.iter().find_map(|node| node.waiting(&task.index.id)) {

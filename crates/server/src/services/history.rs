@@ -1,4 +1,4 @@
-//! Workers and queues over time, as ClearML's graphs request it.
+//! Workers and queues over time, for ClearML's graphs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -250,7 +250,7 @@ struct OfWorkers {
     worker_ids: Vec<String>,
 }
 
-/// What workers measure, by ClearML's categories: the first word of each name.
+/// The measurements of workers, by ClearML's categories: the first word of each name.
 async fn metric_keys(call: Call, request: OfWorkers) -> Result<Value, ApiError> {
     let mut categories: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for worker in call.store.workers(i64::MIN).await? {

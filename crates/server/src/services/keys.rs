@@ -1,4 +1,5 @@
-//! Keys: ClearML's `auth.*_credentials`, for the caller's own, and `cantle.*_key`, with which an administrator helps others.
+//! Keys: ClearML's `auth.*_credentials` for the caller's own keys, and `cantle.*_key` for an administrator who manages the
+//! keys of others.
 
 use cantle_clearml::Empty;
 use cantle_clearml::users::{AddKey, GetKeys, KeyView, KeyViews, NewKey, RevokeKey};
@@ -27,8 +28,13 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(revoke_key);
 }
 
-/// Whose keys these are: the caller's, or of another one if the caller administers.
-fn user_of(call: &Call, register: &Register, wanted: Option<&str>, what: &str) -> Result<String, ApiError> {
+/// The owner of these keys or sessions: the caller's, or of another one if the caller administers.
+pub(super) fn user_of(
+    call: &Call,
+    register: &Register,
+    wanted: Option<&str>,
+    what: &str,
+) -> Result<String, ApiError> {
     let Some(wanted) = wanted else { return Ok(call.who.user.clone()) };
     let found = register.user(wanted).filter(|user| user.id == call.who.user);
     if found.is_none() && !call.who.may_everywhere(Right::Administer) {

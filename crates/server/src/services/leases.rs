@@ -1,13 +1,16 @@
-//! `cantle.renew_leases` and what depends on it: runs whose node may be gone for good.
+//! `cantle.renew_leases`, and the runs whose node may be gone for good.
 
 use cantle_clearml::Empty;
-use cantle_clearml::leases::{EndFenced, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, SetQueue};
+use cantle_clearml::leases::{
+    EndFenced, GetTaskToken, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, SetQueue, TaskToken,
+};
 use cantle_clearml::subcode;
-use cantle_store::{Renewal, Renewed};
+use cantle_store::{Renewal, Renewed, StoreError};
 
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::projection::few;
+use crate::rights::OwnRun;
 use crate::routes::Routes;
 
 /// Agents renew every few seconds; below this a server that is restarted would end tasks.
@@ -19,6 +22,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(renew_leases);
     routes.typed(end_fenced);
     routes.typed(set_queue);
+    routes.typed(get_task_token);
 }
 
 async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases, ApiError> {
@@ -33,6 +37,17 @@ async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases,
         fence_ms: fence_ms.and_then(|ms| u64::try_from(ms).ok()),
     };
     Ok(RenewedLeases { leases: renewed.into_iter().map(answer).collect() })
+}
+
+/// The token lasts as long as the lease holds the task, so only its holder gets one.
+async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, ApiError> {
+    let GetTaskToken { task, lease } = request;
+    let row = call.store.task(&task).await?;
+    if row.lease.as_deref() != Some(&lease) || row.exit_code.is_some() {
+        return Err(StoreError::NotHeld { task, lease }.into());
+    }
+    let token = call.keys.token_of_run(&row.owner, &OwnRun { task, lease }, call.now_us)?;
+    Ok(TaskToken { token })
 }
 
 async fn end_fenced(call: Call, request: EndFenced) -> Result<Empty, ApiError> {

@@ -12,9 +12,23 @@ use crate::error::ApiError;
 /// A request about several things; the rest is the request about each of them.
 #[derive(Deserialize)]
 pub(super) struct Many {
-    ids: Vec<String>,
+    pub(super) ids: Vec<String>,
     #[serde(flatten)]
     rest: Map<String, Value>,
+}
+
+impl Many {
+    /// The request about one of them.
+    pub(super) fn request<R: DeserializeOwned>(&self, member: &str, id: &str) -> Result<R, ApiError> {
+        let mut fields = self.rest.clone();
+        fields.insert(member.to_owned(), json!(id));
+        serde_json::from_value(Value::Object(fields)).map_err(ApiError::unreadable)
+    }
+
+    /// The same about some of them.
+    pub(super) fn of(&self, ids: &[String]) -> Self {
+        Self { ids: ids.to_vec(), rest: self.rest.clone() }
+    }
 }
 
 /// One result for each; a failure does not affect the others. `member` is where the request about one of them has its id.
@@ -31,12 +45,8 @@ where
     T: Serialize,
 {
     let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
-    for id in many.ids {
-        let mut fields = many.rest.clone();
-        fields.insert(member.to_owned(), json!(id));
-        let request = serde_json::from_value(Value::Object(fields));
-        let request = request.map_err(ApiError::unreadable)?;
-        match act(call.clone(), request).await {
+    for id in &many.ids {
+        match act(call.clone(), many.request(member, id)?).await {
             Ok(answer) => {
                 let mut answer = serde_json::to_value(answer).map_err(ApiError::unwritable)?;
                 answer["id"] = json!(id);

@@ -43,7 +43,7 @@ enum Axis {
     IsoTime,
 }
 
-/// How lines are drawn, as a client requests it.
+/// The form of lines that a client requests.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Drawing {

@@ -21,6 +21,7 @@ mod queues;
 mod quotas;
 pub(crate) mod refused;
 mod samples;
+mod sessions;
 mod shares;
 mod task_list;
 mod task_order;
@@ -54,6 +55,7 @@ pub(crate) fn routes() -> Routes {
     leases::add(&mut routes);
     quotas::add(&mut routes);
     samples::add(&mut routes);
+    sessions::add(&mut routes);
     tasks::add(&mut routes);
     task_list::add(&mut routes);
     tasks_flow::add(&mut routes);

@@ -66,6 +66,8 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let (id, now_us) = (id.unwrap_or_else(new_id), call.now_us);
     let owner = call.who.user.clone();
+    // A model that a run makes is its task's: only so may the run change it.
+    let task = task.or_else(|| call.who.task().map(str::to_owned));
     let row =
         ModelRow { id, name, task, project, owner, created_us: now_us, last_update_us: now_us, doc: fields };
     call.store.create_model(&row).await?;
@@ -104,7 +106,7 @@ struct Edit {
     model: String,
     name: Option<String>,
     project: Option<String>,
-    /// The SDK makes a model first, and says later whose it is.
+    /// The SDK creates a model first, and names its task later.
     task: Option<String>,
     #[serde(flatten)]
     fields: Map<String, Value>,
@@ -234,7 +236,7 @@ async fn set_metadata(call: &Call, model: &str, metadata: Map<String, Value>) ->
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
-/// Which of a task's models.
+/// The kind of a task's models.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Side {
@@ -312,6 +314,8 @@ fn model(row: &ModelRow) -> Value {
         ("company", json!(COMPANY)),
         ("created", json!(rfc3339(row.created_us))),
         ("last_update", json!(rfc3339(row.last_update_us))),
+        // The SDK's triggers take the later one of both, and can't do without either.
+        ("last_change", json!(rfc3339(row.last_update_us))),
         ("task", json!(row.task)),
         ("project", json!(row.project)),
         ("parent", Value::Null),

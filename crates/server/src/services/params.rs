@@ -62,7 +62,7 @@ async fn get_hyper_params(call: Call, request: OfTasks) -> Result<Value, ApiErro
     Ok(json!({ "params": params }))
 }
 
-/// Which old parameters new ones replace.
+/// The old parameters that new ones replace.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Replace {

@@ -2,8 +2,8 @@
 
 use cantle_clearml::Empty;
 use cantle_clearml::users::{
-    AddUser, AuditView, AuditViews, GetAudit, GetUsers, NewKey, RemoveUser, RoleView, SetRole, UserView,
-    UserViews,
+    AddUser, AuditView, AuditViews, GetAudit, GetUsers, NewKey, RemoveUser, RoleView, SetRole, SetUser,
+    UserView, UserViews,
 };
 use cantle_store::{AuditFilter, AuditRow, GrantRow, StoreError, UserRow};
 use serde::Deserialize;
@@ -13,6 +13,7 @@ use super::keys;
 use crate::app::Call;
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
+use crate::login::identity_of;
 use crate::rights::{EVERYBODY, Register, Role, subject_of};
 use crate::routes::Routes;
 
@@ -27,6 +28,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(add_user);
     routes.typed(remove_user);
     routes.typed(set_role);
+    routes.typed(set_user);
     routes.typed(get_audit);
     routes.on("auth.create_user", create_user);
 }
@@ -53,6 +55,7 @@ fn view(user: &UserRow, register: &Register) -> UserView {
         external: user.external.is_some(),
         groups: register.groups(&user.id).to_vec(),
         roles: roles.map(|grant| role_view(&user.name, grant)).collect(),
+        limits: user.limits,
         keys: u64::try_from(keys.len()).unwrap_or(u64::MAX),
         last_used: keys.iter().filter_map(|key| key.last_used_us).max().map(rfc3339),
         created: rfc3339(user.created_us),
@@ -70,7 +73,7 @@ fn role_named(name: &str) -> Result<Role, ApiError> {
         .ok_or_else(|| ApiError::invalid(format!("role: \"{}\" is none of {known}", name.escape_default())))
 }
 
-/// The project at the top of a tree. It must exist: a right that nobody notices is worse than none.
+/// The project at the top of a tree. It must exist: a right that goes unnoticed is worse than none.
 async fn tree(call: &Call, project: Option<&str>) -> Result<String, ApiError> {
     let Some(wanted) = project else { return Ok(String::new()) };
     let rows = call.store.projects().await?;
@@ -91,7 +94,7 @@ fn check_name(name: &str) -> Result<(), ApiError> {
 }
 
 async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
-    let AddUser { name, role, project, node, groups } = request;
+    let AddUser { name, role, project, node, kubernetes, groups } = request;
     check_name(&name)?;
     let role = role_named(&role)?;
     match (role, &node, &project) {
@@ -107,6 +110,9 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
             )));
         }
     }
+    if let Some(username) = &kubernetes {
+        is_free(&call.people.register(), username, &name)?;
+    }
     let grant =
         |id: &str, project| GrantRow { subject: subject_of(id), project, role: role.name().to_owned() };
     let project = tree(&call, project.as_deref()).await?;
@@ -114,7 +120,7 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
         Some(user) if user.removed_us.is_none() => {
             return Err(StoreError::NameTaken { what: "user", name }.into());
         }
-        // Whoever comes back has the same tasks as before.
+        // A user who comes back has the same tasks as before.
         Some(user) if user.node == node => {
             call.store.restore_user(&user.id, &[grant(&user.id, project)]).await?;
             user.id.clone()
@@ -126,11 +132,28 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
             id
         }
     };
+    if let Some(username) = kubernetes {
+        call.store.set_identity(&id, &identity_of(&username)).await?;
+    }
     if !groups.is_empty() {
         call.store.set_groups(&id, &groups).await?;
     }
     call.people.reload(&call.store).await?;
     keys::make(&call, &id, "first key", None).await
+}
+
+/// Whether this user of Kubernetes is nobody else here; one without roles gives it up.
+fn is_free(register: &Register, username: &str, name: &str) -> Result<(), ApiError> {
+    let identity = identity_of(username);
+    let owner = register.users.values().find(|user| user.external.as_ref() == Some(&identity));
+    let own_roles =
+        |user: &UserRow| register.grants.iter().any(|grant| grant.subject == subject_of(&user.id));
+    match owner.filter(|user| user.name != name && own_roles(user)) {
+        Some(user) => {
+            Err(ApiError::invalid(format!("kubernetes: {username} is the user {} already", user.name)))
+        }
+        None => Ok(()),
+    }
 }
 
 #[derive(Deserialize)]
@@ -147,7 +170,7 @@ async fn create_user(call: Call, request: CreateUser) -> Result<Value, ApiError>
     Ok(json!({ "id": user.id }))
 }
 
-/// Refuses what would leave nobody who administers.
+/// Refuses a change after which there would be no administrator.
 fn somebody_else_administers(register: &Register, user: &str) -> Result<(), ApiError> {
     if register.administrators().any(|other| other.id != user) {
         return Ok(());
@@ -205,8 +228,20 @@ async fn set_role(call: Call, request: SetRole) -> Result<Empty, ApiError> {
     Ok(Empty {})
 }
 
+async fn set_user(call: Call, request: SetUser) -> Result<Empty, ApiError> {
+    let SetUser { user, limits } = request;
+    let register = call.people.register();
+    let found = register.user(&user).ok_or(StoreError::NoUser(user))?;
+    call.store.set_limits(&found.id, &limits).await?;
+    call.people.reload(&call.store).await?;
+    Ok(Empty {})
+}
+
 async fn get_audit(call: Call, request: GetAudit) -> Result<AuditViews, ApiError> {
     let GetAudit { after, user, action, subject, refused, limit } = request;
+    // By id, where it is known: what a task of the user did is under another name.
+    let register = call.people.register();
+    let user = user.map(|wanted| register.id_of(&wanted).map(str::to_owned).unwrap_or(wanted));
     let limit = limit.unwrap_or(RECORDS).clamp(1, MAX_RECORDS);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let found = call.store.audit(&AuditFilter { after, user, action, subject, refused, limit }).await?;

@@ -19,7 +19,7 @@ const DOC_FIELDS: [&str; 3] = ["tags", "system_tags", "default_output_destinatio
 
 pub(super) fn add(routes: &mut Routes) {
     routes.on("projects.get_all", get_all);
-    // ClearML's web page asks for more fields under this name; the list is the same.
+    // ClearML's web page requests more fields under this name; the list is the same.
     routes.on("projects.get_all_ex", get_all);
     routes.typed(get_by_id);
     routes.typed(create);
@@ -32,7 +32,7 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let ids: BTreeMap<&str, &str> = rows.iter().map(|row| (row.name.as_str(), row.id.as_str())).collect();
     let nested: Vec<Nested<'_>> = rows.iter().map(|row| Nested { row, ids: &ids }).collect();
     if body.get("shallow_search") == Some(&Value::Bool(true)) {
-        // Only the top, or right below what `parent` names; the latter is what `parent` says anyway.
+        // Only the top, or right below what `parent` names; the latter follows from `parent` anyway.
         body.entry("parent").or_insert_with(|| json!([null]));
     }
     list(&nested, &PROJECTS, &body, "projects")
@@ -55,7 +55,7 @@ impl Listed for Nested<'_> {
     }
 }
 
-/// Puts the projects below those that a request names beside them, if it asks for that.
+/// Adds the children of the projects that a request names, if it asks for that.
 pub(super) async fn with_subprojects(call: &Call, body: &mut Map<String, Value>) -> Result<(), ApiError> {
     if body.get("include_subprojects") != Some(&Value::Bool(true)) {
         return Ok(());

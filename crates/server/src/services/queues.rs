@@ -1,5 +1,8 @@
 //! `queues.*`.
 
+use std::time::Duration;
+
+use cantle_clearml::batch::{Rung, TakeTasks, TakenTasks, WaitForTasks};
 use cantle_clearml::projects::Created;
 use cantle_clearml::queues::{
     AddTask, Added, ClearQueue, Create, DefaultQueue, Delete, Deleted, Entry, GetById, GetDefault,
@@ -8,15 +11,21 @@ use cantle_clearml::queues::{
 };
 use cantle_clearml::{Empty, Updated, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{QueueRow, Taken};
+use cantle_store::{Change, QueueRow, Taken};
 use serde_json::{Map, Value, json};
+use tokio::time::{Instant, timeout_at};
 
 use crate::app::{COMPANY, Call, USER};
-use crate::clock::{new_id, rfc3339};
+use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
 use crate::filter::QUEUES;
 use crate::projection::{Listed, list};
 use crate::routes::Routes;
+
+/// A server that ends waits no longer for its calls.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Poll interval of a waiting call.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 pub(super) fn add(routes: &mut Routes) {
     routes.on("queues.get_all", get_all);
@@ -27,6 +36,8 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(delete);
     routes.typed(get_default);
     routes.typed(get_next_task);
+    routes.typed(take_tasks);
+    routes.typed(wait_for_tasks);
     routes.typed(get_num_entries);
     routes.typed(add_task);
     routes.typed(remove_task);
@@ -105,8 +116,48 @@ async fn get_default(call: Call, _request: GetDefault) -> Result<DefaultQueue, A
     }
 }
 
+/// Takes the next task, or waits for one.
+async fn next(call: &Call, request: &GetNextTask) -> Result<Option<Taken>, ApiError> {
+    let wait = Duration::from_millis(request.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
+    let end = Instant::now() + wait;
+    loop {
+        let taken = call.store.take_next(&request.queue, request.task.as_deref(), now_us()).await?;
+        if taken.is_some() || wait.is_zero() {
+            return Ok(taken);
+        }
+        if !is_rung(call, std::slice::from_ref(&request.queue), end).await? {
+            return Ok(None);
+        }
+    }
+}
+
+/// Waits until a task may have come into one of the queues; `false` if none has by then, or the server stops.
+async fn is_rung(call: &Call, queues: &[String], end: Instant) -> Result<bool, ApiError> {
+    loop {
+        // A ring may be lost, so it looks now and then.
+        let ring = timeout_at(end.min(Instant::now() + LOOK_EVERY), call.store.rung(queues)).await;
+        if let Ok(rung) = ring {
+            return Ok(rung);
+        }
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        for queue in queues {
+            if call.store.is_waited_in(queue).await? {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+async fn wait_for_tasks(call: Call, request: WaitForTasks) -> Result<Rung, ApiError> {
+    let end = Instant::now() + Duration::from_millis(request.wait_ms).min(LONGEST_WAIT);
+    let rung = !request.queues.is_empty() && is_rung(&call, &request.queues, end).await?;
+    Ok(Rung { rung })
+}
+
 async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, ApiError> {
-    let taken = call.store.take_next(&request.queue, request.task.as_deref(), call.now_us).await?;
+    let taken = next(&call, &request).await?;
     let Some(Taken { task, added_us, run }) = taken else {
         return Ok(NextTask::default());
     };
@@ -121,13 +172,20 @@ async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, Api
     Ok(NextTask { entry, task_info: info })
 }
 
+async fn take_tasks(call: Call, request: TakeTasks) -> Result<TakenTasks, ApiError> {
+    let taken = call.store.take_many(&request.queue, request.count, call.now_us).await?;
+    let entry = |Taken { task, added_us, run }| Entry { task, added: rfc3339(added_us), run: Some(run) };
+    Ok(TakenTasks { entries: taken.into_iter().map(entry).collect() })
+}
+
 async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntries, ApiError> {
     let waiting = call.store.queue(&request.queue).await?.entries.len();
     Ok(NumEntries { num: u64::try_from(waiting).unwrap_or(u64::MAX) })
 }
 
 async fn add_task(call: Call, request: AddTask) -> Result<Added, ApiError> {
-    call.store.enqueue(&request.task, &request.queue, &call.change(true, None, None)).await?;
+    let change = Change { run: request.run, ..call.change(true, None, None) };
+    call.store.enqueue(&request.task, &request.queue, &change).await?;
     Ok(Added { added: 1 })
 }
 

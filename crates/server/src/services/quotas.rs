@@ -1,4 +1,4 @@
-//! `cantle.*` about projects: quotas, shares, and what agents need to keep them.
+//! `cantle.*` about projects: quotas, shares, and what agents need to enforce them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -73,7 +73,7 @@ impl ProjectQuotas {
     }
 }
 
-/// What a task requests. The agent refuses a task whose request can't be read; here the task requests nothing.
+/// The request of a task. The agent refuses a task whose request can't be read; here the task requests nothing.
 pub(super) fn request(task: &TaskRow) -> TaskRequest {
     read_request(task).unwrap_or_else(|error| {
         let id = &task.index.id;
@@ -90,7 +90,7 @@ fn read_request(task: &TaskRow) -> Result<TaskRequest, Box<dyn Error>> {
     Ok(TaskRequest::from_hyperparams(&params)?.unwrap_or_default())
 }
 
-/// What a claim of the task counts against quotas, apart from its slices.
+/// The count of a task's claim against quotas, apart from its slices.
 pub(super) fn terms(task: &TaskRow) -> Terms {
     let TaskRequest { cpu_milli, memory_bytes, non_preemptible, .. } = request(task);
     Terms { cpu_milli, memory_bytes, preemptible: !non_preemptible, quota_milli: None }
@@ -121,7 +121,7 @@ async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
             .map_err(|error| ApiError::invalid(format!("project {project}: {error}")).caused_by(error))?;
         make_project(&call, &project).await?;
     }
-    call.store.set_quota(&project, quota.as_ref(), call.now_us).await?;
+    call.store.set_quota(&project, quota.as_ref(), &call.who.label(), call.now_us).await?;
     Ok(Empty {})
 }
 
@@ -212,8 +212,11 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     let view =
         |(project, quota): (&str, &ProjectQuota)| QuotaView { project: project.to_owned(), quota: *quota };
     let projects: Vec<QuotaView> = quotas.own().map(view).collect();
+    let limited = call.people.register().limits_gpus();
+    let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
+    let held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
     if projects.is_empty() {
-        return Ok(Fleet::default());
+        return Ok(Fleet { held_back, ..Fleet::default() });
     }
     // Before the tasks: an eviction in between makes decisions from this answer out of date, as it should.
     let evictions = call.store.last_eviction().await?;
@@ -224,7 +227,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         .filter(|node| node.alive && node.report.node != request.node)
         .map(|node| (node.report.node.as_str(), 1000 * node.report.gpus.len() as u64))
         .collect();
-    // What a silent node was about to free stays taken.
+    // Slices that a silent node was about to free stay taken.
     let freeing_on: BTreeMap<&str, &str> = fleet
         .freeing
         .iter()
@@ -233,7 +236,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         .collect();
     let mut seen: BTreeMap<(&str, Option<String>), usize> = BTreeMap::new();
     let mut waiting = Vec::new();
-    for task in &fleet.waiting {
+    for task in fleet.waiting.iter().filter(|task| held_back.binary_search(&task.task).is_err()) {
         let project = quotas.counted_to(task.project.as_ref());
         let ahead = seen.entry((&task.queue, project.clone())).or_default();
         *ahead += 1;
@@ -254,6 +257,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &quotas)).collect(),
         waiting,
         evictions,
+        held_back,
     })
 }
 

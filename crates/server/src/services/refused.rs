@@ -1,5 +1,5 @@
-//! What ClearML's open-source server answers and this one does not, each with its reason. `docs/reference/clearml-endpoints.md` is made
-//! from this and from the router.
+//! The endpoints that ClearML's open-source server has and this one refuses, each with its reason.
+//! `docs/reference/clearml-endpoints.md` is generated from this list and from the router.
 
 const USERS: &str = "see `cantle users`";
 const ONE_COMPANY: &str = "a cantle server has one company, and nothing that is shared between several";

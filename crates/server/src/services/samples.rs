@@ -1,4 +1,4 @@
-//! `events.*`: single plots and debug images with their neighbors, raw scalars, and deleting what was reported.
+//! `events.*`: single plots and debug images with their neighbors, raw scalars, and the deletion of reported values.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("events.clear_scroll", |_call, _request: Value| async { Ok(json!({})) });
 }
 
-/// Where a reader is: the scroll id says it, so the server keeps nothing.
+/// The position of a reader: the scroll id contains it, so the server keeps nothing.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Place {
     iter: i64,
@@ -297,7 +297,7 @@ async fn clear_log(call: Call, request: ClearLog) -> Result<Value, ApiError> {
     Ok(json!({ "deleted": call.store.delete_logs(&request.task, before_ms).await? }))
 }
 
-/// What a published task reported stays, unless the request says otherwise.
+/// The reports of a published task stay, unless the request forces the deletion.
 async fn unlocked(call: &Call, task: &str, allow_locked: bool) -> Result<(), ApiError> {
     let status = call.store.task(task).await?.index.status;
     if allow_locked

@@ -1,4 +1,4 @@
-//! The fleet as the scheduler sees it, to show the fair shares of this moment. The server decides nothing; agents do.
+//! The fleet as the scheduler sees it, to show the current fair shares. The agents decide with them, not the server.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub(super) async fn snapshot(
     Ok(world.queues(queues.into_values()).held_elsewhere(held).build())
 }
 
-/// What tasks of a queue get, as the first node that serves it reports.
+/// The slice of a queue's tasks, as reported by the first node that serves it.
 fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
     let served = nodes.iter().flat_map(|node| &node.report.queues).find(|served| served.name == queue);
     let parsed = served.and_then(|served| QueueSpec::parse(&format!("{queue}={}", served.spec)).ok());

@@ -1,4 +1,4 @@
-//! `tasks.get_all`: what the database can answer goes into its query; what is left is tested on ClearML's objects.
+//! `tasks.get_all`: the database tests the conditions that it can; the others are tested on ClearML's objects.
 
 use cantle_model::TaskStatus;
 use cantle_store::{Compare, TagRule, TaskFilter, TaskKey, TaskRow, TaskTime, TimeRule};
@@ -34,7 +34,7 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let with_metrics = wanted("last_metrics") || rest.mentions("last_metrics");
     let measured =
         rest.mentions("last_metrics") || order.iter().any(|by| matches!(by.key, TaskKey::Metric(..)));
-    // Values must not show through an order or a condition to who may not read them.
+    // An order or a condition must not reveal values to a caller that may not read them.
     let scope = call.who.scope(if measured { Right::Read } else { Right::See });
     let filter = TaskFilter { order, scope, ..filter };
     let reading = Reading {
@@ -43,6 +43,8 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
             && !paging.only_fields.is_empty()
             && !task_json::DOC_FIELDS.iter().any(|f| wanted(f)),
         with_metrics,
+        // A condition may be about any member.
+        fields: if rest.is_empty() { &paging.only_fields } else { &[] },
     };
     let mut objects = Vec::new();
     let (mut position, mut skip) = if rest.is_empty() { (window.skip, 0) } else { (0, window.skip) };
@@ -68,14 +70,22 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     }
 }
 
-/// What of the tasks is read.
+/// The columns of tasks that are read.
 struct Reading<'a> {
     call: &'a Call,
     without_doc: bool,
     with_metrics: bool,
+    /// The members that are wanted; empty: all.
+    fields: &'a [String],
 }
 
 impl Reading<'_> {
+    fn wants(&self, member: &str) -> bool {
+        self.fields.is_empty()
+            || member == "id"
+            || self.fields.iter().any(|path| path.split('.').next() == Some(member))
+    }
+
     /// ClearML's objects of some of the tasks, in their order.
     async fn chunk(&self, filter: &TaskFilter, skip: u64, take: u64) -> Result<Vec<Value>, ApiError> {
         let page = TaskFilter {
@@ -103,7 +113,7 @@ impl Reading<'_> {
         let mut objects = Vec::with_capacity(ids.len());
         // One that was deleted meanwhile is missing.
         for (id, row) in ids.iter().filter_map(|id| Some((id, rows.get(id.as_str())?))) {
-            let mut task = task_json::task(row);
+            let mut task = task_json::task_with(row, |name| self.wants(name));
             if self.with_metrics && readable.as_ref().is_none_or(|ids| ids.contains(id)) {
                 task["last_metrics"] = last_metrics(self.call, id).await?;
             }
@@ -214,7 +224,7 @@ fn time_rule(time: TaskTime, times: &Times) -> TimeRule {
     TimeRule { time, bounds, or_none: times.or_none }
 }
 
-/// The text that a pattern stands for, if it stands for one: `^a\.b$`, as clients write an exact name.
+/// The one text that a pattern matches, if it matches only one: `^a\.b$`, as clients write an exact name.
 fn literal(pattern: &str) -> Option<String> {
     let inner = pattern.strip_prefix('^')?.strip_suffix('$')?;
     let (mut text, mut chars) = (String::new(), inner.chars());

@@ -1,4 +1,4 @@
-//! `tasks.*`: making, reading and changing. What moves a task is in `tasks_flow`.
+//! `tasks.*`: making, reading and changing. `tasks_flow` has the changes of a task's state.
 
 use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
@@ -28,7 +28,7 @@ pub(super) fn add(routes: &mut Routes) {
 
 async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     let Create { name, kind, fields } = request;
-    let new = task_json::new_task(&call.who.user, new_id(), name, kind, fields)?;
+    let new = task_json::new_task(&call.who, new_id(), name, kind, fields)?;
     call.store.create_task(&new, call.now_us).await?;
     Ok(Created { id: new.id })
 }
@@ -110,7 +110,7 @@ async fn clone(call: Call, request: Clone) -> Result<Created, ApiError> {
         }
     }
     let name = request.new_task_name.unwrap_or_else(|| format!("Clone Of {}", old.index.name));
-    let new = task_json::new_task(&call.who.user, new_id(), name, old.index.kind, fields)?;
+    let new = task_json::new_task(&call.who, new_id(), name, old.index.kind, fields)?;
     let new = NewTask {
         project: request.new_task_project.or(old.index.project),
         parent: request.new_task_parent.or(Some(request.task)),

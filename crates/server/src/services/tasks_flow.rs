@@ -1,12 +1,13 @@
-//! `tasks.*`: what moves a task from state to state.
+//! `tasks.*`: the calls that change the state of a task.
 
+use cantle_clearml::batch::{CompleteTasks, TaskRun};
 use cantle_clearml::tasks::{
     Close, Completed, Dequeue, Dequeued, Enqueue, Enqueued, Failed, Ping, Publish, Reset, ResetReply,
     Started, StartedReply, Stop, Stopped,
 };
 use cantle_clearml::{Empty, StopRequest, Updated};
 use cantle_model::TaskStatus;
-use cantle_store::{Change, StoreError, TaskEdit, TaskRow};
+use cantle_store::{Change, NamedRun, Store, StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -45,9 +46,8 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(publish);
     routes.on("tasks.archive", |call, r| archive(call, r, true));
     routes.on("tasks.unarchive", |call, r| archive(call, r, false));
-    routes.on("tasks.enqueue_many", |call, many: Many| async move {
-        for_each(&call, "task", many, enqueue).await
-    });
+    routes.on("tasks.enqueue_many", enqueue_many);
+    routes.typed(complete_tasks);
     routes.on("tasks.stop_many", |call, many: Many| async move { for_each(&call, "task", many, stop).await });
     routes.on("tasks.dequeue_many", |call, many: Many| async move {
         for_each(&call, "task", many, dequeue).await
@@ -70,11 +70,7 @@ fn status_field(status: TaskStatus) -> Map<String, Value> {
 }
 
 async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
-    let queue = match (&request.queue, &request.queue_name) {
-        (Some(id), _) => id.clone(),
-        (None, Some(name)) => queue_by_name(&call, name).await?,
-        (None, None) => return Err(ApiError::invalid("queue or queue_name is needed")),
-    };
+    let queue = queue_of(&call, &request).await?;
     let force = request.force.unwrap_or(false);
     let change = call.change(force, request.status_reason, request.status_message);
     call.store.enqueue(&request.task, &queue, &change).await?;
@@ -83,6 +79,37 @@ async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
         _ => None,
     };
     Ok(Enqueued { queued: 1, updated: 1, fields: status_field(TaskStatus::Queued), queue_watched })
+}
+
+/// All at once if all may enter; else one by one, because each gets an answer of its own.
+async fn enqueue_many(call: Call, many: Many) -> Result<Value, ApiError> {
+    let rest: Enqueue = many.request("task", "")?;
+    let queue = queue_of(&call, &rest).await?;
+    let change = call.change(rest.force.unwrap_or(false), rest.status_reason, rest.status_message);
+    let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
+    for ids in many.ids.chunks(Store::BATCH) {
+        if rest.verify_watched_queue.is_none() && call.store.enqueue_many(ids, &queue, &change).await.is_ok()
+        {
+            let fields = status_field(TaskStatus::Queued);
+            succeeded
+                .extend(ids.iter().map(|id| json!({"id": id, "queued": 1, "updated": 1, "fields": fields})));
+            continue;
+        }
+        let each = for_each(&call, "task", many.of(ids), enqueue).await?;
+        for (all, name) in [(&mut succeeded, "succeeded"), (&mut failed, "failed")] {
+            all.extend(each[name].as_array().into_iter().flatten().cloned());
+        }
+    }
+    Ok(json!({ "succeeded": succeeded, "failed": failed }))
+}
+
+/// The queue that a request names for a task.
+async fn queue_of(call: &Call, request: &Enqueue) -> Result<String, ApiError> {
+    match (&request.queue, &request.queue_name) {
+        (Some(id), _) => Ok(id.clone()),
+        (None, Some(name)) => queue_by_name(call, name).await,
+        (None, None) => Err(ApiError::invalid("queue or queue_name is needed")),
+    }
 }
 
 /// The queue of this name; it is made if there is none.
@@ -169,6 +196,16 @@ async fn completed(call: Call, request: Completed) -> Result<Updated, ApiError> 
         answer.fields.insert("published".to_owned(), json!(1));
     }
     Ok(answer)
+}
+
+async fn complete_tasks(call: Call, request: CompleteTasks) -> Result<Empty, ApiError> {
+    let change = call.change(request.force, None, None);
+    let runs: Vec<NamedRun> =
+        request.runs.into_iter().map(|TaskRun { task, run }| NamedRun { task, run }).collect();
+    for runs in runs.chunks(Store::BATCH) {
+        call.store.end_many(runs, TaskStatus::Completed, &change).await?;
+    }
+    Ok(Empty {})
 }
 
 async fn become_status(

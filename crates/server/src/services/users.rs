@@ -1,4 +1,4 @@
-//! `users.*`, `auth.*`, `login.*`, `server.*`, as ClearML's clients ask for them.
+//! `users.*`, `auth.*`, `login.*`, `server.*`, as ClearML's clients call them.
 
 use cantle_store::{StoreError, UserRow};
 use serde::Deserialize;
@@ -80,7 +80,7 @@ struct Token {
 }
 
 async fn validate_token(call: Call, request: Token) -> Result<Value, ApiError> {
-    Ok(match call.keys.check(&call.people, Some(&format!("Bearer {}", request.token))) {
+    Ok(match call.caller(Some(&format!("Bearer {}", request.token)), &call.ip).await {
         Ok(who) => json!({"valid": true, "user": who.user, "company": COMPANY}),
         Err(error) => json!({"valid": false, "msg": error.message}),
     })

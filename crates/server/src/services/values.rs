@@ -1,4 +1,4 @@
-//! `projects.*`, `organization.*`, `tasks.get_types`: which values there are, for those who choose among them.
+//! `projects.*`, `organization.*`, `tasks.get_types`: the values that exist, for a list to choose from.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("organization.get_entities_count", counts);
 }
 
-/// Whose values are asked for: of one project or several, with those below them as the request says.
+/// The authors whose values are requested: of one project or several, with those below them on request.
 pub(super) async fn scope(
     call: &Call,
     body: &Map<String, Value>,
@@ -243,7 +243,7 @@ async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
     Ok(json!({ "parents": parents }))
 }
 
-/// Who has made something: the users that the caller sees.
+/// The authors of objects: the users that the caller sees.
 async fn users(call: Call, _body: Map<String, Value>) -> Result<Value, ApiError> {
     let people = call.people.register();
     let users: Vec<Value> =
@@ -268,7 +268,7 @@ async fn companies(_call: Call, _body: Map<String, Value>) -> Result<Value, ApiE
     Ok(json!({"companies": [{"id": COMPANY, "name": COMPANY, "allocated": 1, "owners": owners}]}))
 }
 
-/// How many there are of each kind that the request names, without filters; with one it says that it counts none.
+/// The number of objects of each kind that the request names, without filters; a request with a filter is refused.
 async fn counts(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
     let mut answer = Map::new();
     for (kind, filter) in &body {

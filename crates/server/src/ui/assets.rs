@@ -36,7 +36,7 @@ pub(crate) async fn file(Path(path): Path<String>) -> Response {
     }
 }
 
-/// What the build made of a big file. Every browser that can show the page takes it.
+/// The name of a big file's compressed form, which the build makes. Every browser that can show the page takes it.
 fn packed(path: &str) -> String {
     format!("{path}.gz")
 }

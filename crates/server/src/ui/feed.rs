@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::gpu_time::{self, Counted, GpuTime};
 use super::history::{EVERY_S, History, Kind, View};
 use crate::api::Api;
 use crate::clock::now_us;
@@ -47,13 +48,14 @@ impl Message {
     }
 }
 
-/// What pages subscribe to.
+/// The feed that pages subscribe to.
 #[derive(Debug)]
 pub(crate) struct Feed {
     /// `None` once the server ends, which ends all streams.
     sender: Mutex<Option<broadcast::Sender<Arc<Message>>>>,
     seen: Mutex<Seen>,
     history: Mutex<History>,
+    gpu_time: Mutex<GpuTime>,
     tally: Mutex<Tally>,
 }
 
@@ -76,7 +78,13 @@ impl Feed {
     pub(crate) async fn open(api: &Api) -> Result<Self, StoreError> {
         let history = Mutex::new(History::restore(api.app.store.charts().await?));
         let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
-        Ok(Self { sender, seen: Mutex::default(), history, tally: Mutex::default() })
+        Ok(Self {
+            sender,
+            seen: Mutex::default(),
+            history,
+            gpu_time: Mutex::default(),
+            tally: Mutex::default(),
+        })
     }
 
     /// The messages from now on; `None` once the server ends.
@@ -111,6 +119,16 @@ impl Feed {
         lock(&self.history).view(kind, id)
     }
 
+    /// The tasks that had time on a GPU in the last hour.
+    pub(crate) fn gpu_time_tasks(&self, uuid: &str) -> BTreeSet<String> {
+        lock(&self.gpu_time).tasks(uuid)
+    }
+
+    /// The slices that they held, for a caller that may see these tasks.
+    pub(crate) fn gpu_time(&self, uuid: &str, may_see: &BTreeSet<String>) -> gpu_time::View {
+        lock(&self.gpu_time).view(uuid, may_see)
+    }
+
     /// The server that leads saves the samples of charts since the last save. After a failure they are in the next save of their line.
     pub(crate) async fn save(&self, api: &Api) {
         if !api.app.leads() {
@@ -133,7 +151,7 @@ impl Feed {
         if !items.is_empty()
             && let Some(sender) = lock(&self.sender).as_ref()
         {
-            // That no page listens is not an error.
+            // An error means that no page listens.
             let _ = sender.send(Arc::new(Message { tasks, ..Message::new(event, &items) }));
         }
     }
@@ -249,6 +267,7 @@ async fn remember(api: &Api, feed: &Feed, nodes: &[NodeView]) -> Result<(), ApiE
     let now_us = now_us();
     let now_s = now_us / 1_000_000;
     let queues = api.app.store.queues().await?;
+    count_gpu_time(&mut lock(&feed.gpu_time), nodes);
     let mut history = lock(&feed.history);
     let mut tasks: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for slice in
@@ -269,4 +288,18 @@ async fn remember(api: &Api, feed: &Feed, nodes: &[NodeView]) -> Result<(), ApiE
     }
     history.keep_queues(|name| queues.iter().any(|queue| queue.name == name));
     Ok(())
+}
+
+/// Notes what the slices with a compute share had of their GPUs.
+fn count_gpu_time(gpu_time: &mut GpuTime, nodes: &[NodeView]) {
+    for node in nodes.iter().filter(|node| node.alive) {
+        let Some(reported_us) = crate::clock::from_rfc3339(&node.last_seen) else { continue };
+        for gpu in &node.gpus {
+            let counted = gpu.slices.iter().filter_map(|slice| {
+                let gpu_time_us = slice.compute?.gpu_time_us;
+                Some(Counted { lease: slice.lease.clone(), task: slice.task.clone(), gpu_time_us })
+            });
+            gpu_time.add(&gpu.uuid, reported_us, &counted.collect::<Vec<_>>());
+        }
+    }
 }

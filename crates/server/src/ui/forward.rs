@@ -1,4 +1,4 @@
-//! The page's calls: the session is checked here, and the API answers.
+//! The page's calls: checks the session, and passes the call to the API.
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Path, RawQuery, State};

@@ -1,5 +1,5 @@
-//! The past of tasks and queues: a few hundred samples of each, whatever its age. Lines are kept in memory, and
-//! saved from time to time so that they outlive the server.
+//! The history of tasks and queues: a few hundred samples of each, for any age. It is kept in memory, and saved from
+//! time to time so that it outlives the server.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -114,7 +114,7 @@ pub(crate) struct History {
     gone: Vec<(String, String)>,
 }
 
-/// What has to be saved: changed lines, and kind and id of those that were deleted.
+/// The lines to save: changed lines, and kind and id of those that were deleted.
 pub(crate) type Unsaved = (Vec<ChartRow>, Vec<(String, String)>);
 
 impl History {
@@ -134,7 +134,7 @@ impl History {
         history
     }
 
-    /// What changed since the last call.
+    /// The changes since the last call.
     pub(crate) fn unsaved(&mut self) -> Unsaved {
         let changed = self.lines.iter_mut().filter_map(|(key, line)| {
             let changed = std::mem::take(&mut line.changed);

@@ -1,11 +1,12 @@
-//! The web page at `/ui`: its files, its sessions, its event stream and what it asks the API.
+//! The web page at `/ui`: its files, its sessions, its event stream and its calls of the API.
 //!
 //! The page has no rights of its own. Its calls go through `/ui/-/call/…` to the same endpoints that every client uses;
-//! only authentication differs: a cookie that scripts can't read, and a token that other sites can't know.
+//! only authentication differs: a cookie that scripts cannot read, and a token that other sites cannot know.
 
 mod assets;
 mod feed;
 mod forward;
+mod gpu_time;
 mod history;
 mod objects;
 mod own;
@@ -25,9 +26,9 @@ use crate::api::Api;
 use crate::metrics::tally::Tally;
 use feed::Feed;
 
-pub(crate) use session::{cookie_of, refuse, session_cookie};
+pub(crate) use session::{client_of, cookie_of, refuse, session_cookie};
 
-/// What the page's handlers share.
+/// The state that the page's handlers share.
 #[derive(Clone)]
 pub(crate) struct Ui {
     pub(crate) api: Api,
@@ -98,7 +99,7 @@ async fn compare_page(Path((_, ids, _)): Path<(String, String, String)>) -> Resp
     }
 }
 
-/// Everything under `/ui`. What is below `/ui/-/` is for the page, the rest is for the address bar.
+/// Everything under `/ui`. Paths below `/ui/-/` are for the page, all others for the address bar.
 pub(crate) fn router(ui: Ui) -> Router {
     Router::new()
         .route("/", get(|| async { Redirect::temporary("/ui") }))

@@ -1,7 +1,7 @@
-//! Artifacts, models and debug samples, for the page: the session is checked here, the file server's store answers.
+//! Artifacts, models and debug samples, for the page: checks the session, and reads from the file server's store.
 //!
-//! Tasks choose what is in these files. A browser shows pictures, sound and films in the page; everything else it saves, so that
-//! nothing of it ever runs with the rights of the page.
+//! Tasks choose what is in these files. A browser shows pictures, sound and films in the page. It saves everything else, so
+//! that nothing of it ever runs with the rights of the page.
 
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};

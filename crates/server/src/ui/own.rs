@@ -1,4 +1,4 @@
-//! What a page gets of a message to all pages: that which its user may see.
+//! Reduces a message to all pages to the part that the page's user may see.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ pub(super) async fn of<'a>(
     let call = Call::new(Arc::clone(&ui.api.app), String::new(), Arc::clone(&session.who));
     let Some(scope) = call.seen() else { return Ok(Some(Cow::Borrowed(message))) };
     let data = match message.event {
-        // What these say of tasks is answered again with the rights of the page's user.
+        // The tasks in these messages are answered again with the rights of the page's user.
         "nodes" => serde_json::to_string(&ui.api.ask_as(&call, &GetNodes {}).await?.nodes),
         "queues" | "all_queues" => serde_json::to_string(&ui.api.ask_as(&call, &GetQueues {}).await?.queues),
         "tasks" | "events" => {

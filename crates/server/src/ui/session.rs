@@ -1,7 +1,7 @@
 //! Sessions of the page: a login with a key pair of the server sets a cookie.
 //!
 //! The cookie is an API token; it outlives a restart of the server as every token does. The CSRF token is derived from
-//! it, so nothing has to be kept.
+//! it, so the server stores nothing.
 
 use std::sync::Arc;
 
@@ -12,20 +12,19 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cantle_clearml::Credentials;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::Ui;
-use crate::app::DoorSettings;
-use crate::clock::now_us;
+use crate::app::{App, Call, DoorSettings};
 use crate::door::Peer;
 use crate::error::ApiError;
-use crate::rights::{Principal, Right};
+use crate::rights::{Begin, Principal, Right, audit};
 
 const COOKIE: &str = "cantle_session";
 const CSRF_HEADER: &str = "x-csrf-token";
 const SESSION_S: i64 = 7 * 24 * 3600;
-/// The CSRF token on an open server. That a page can send the header at all proves that it is not another site.
+/// The CSRF token on an open server. Only pages of this server can send the header, so its value does not matter.
 const OPEN_TOKEN: &str = "open";
 
 /// An API token that came in the cookie and is good.
@@ -42,11 +41,15 @@ impl Session {
         }
         let token = cookie_of(headers, COOKIE).unwrap_or_default().to_owned();
         let app = &ui.api.app;
-        let who = Arc::new(app.keys.check(&app.people, Some(&format!("Bearer {token}")))?);
-        Ok(Self { token, who })
+        let who = app.keys.check(&app.people, Some(&format!("Bearer {token}")))?;
+        // Programs have no page.
+        if who.run.is_some() {
+            return Err(ApiError::not_of_a_task(&who, "the page"));
+        }
+        Ok(Self { token, who: Arc::new(who) })
     }
 
-    /// Looks again who this is: a stream may outlive the right to it.
+    /// Identifies the user again: a stream may outlive the right to it.
     pub(super) fn renew(&mut self, ui: &Ui) -> Result<(), ApiError> {
         let app = &ui.api.app;
         if !app.keys.is_open() {
@@ -81,7 +84,7 @@ impl Session {
     /// For each right the names of the projects at the top of the trees in which it holds; empty: everywhere.
     fn rights(&self) -> serde_json::Map<String, serde_json::Value> {
         let trees = |right: Right| -> Vec<&str> {
-            let roles = self.who.roles.iter().filter(|(_, role)| role.has(right));
+            let roles = self.who.roles.iter().filter(|(_, role)| right.is_in(*role));
             roles.map(|(tree, _)| tree.as_str()).collect()
         };
         Right::ALL.into_iter().map(|right| (right.name().to_owned(), json!(trees(right)))).collect()
@@ -121,11 +124,16 @@ pub(crate) async fn log_in(
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
     let app = &ui.api.app;
-    let made = app
-        .caller(Some(&format!("Basic {pair}")), &peer.address.ip().to_string())
-        .and_then(|who| Ok((app.keys.token(&who, now_us(), Some(SESSION_S))?, who)));
+    let made = app.call(Some(&format!("Basic {pair}")), peer.address.ip(), "login").await;
+    let made = match made {
+        Ok(call) => begin(app, call, &headers).await,
+        Err(error) => Err(error),
+    };
     match made {
-        Ok((token, who)) => {
+        Ok((token, call)) => {
+            let record = audit::record(&call, "login", Value::Null, &json!({ "via": "page" }));
+            audit::add(app, &record).await;
+            let who = call.who;
             let cookie = session_cookie(&token, SESSION_S, ui.api.app.door);
             let session = Session { token, who };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
@@ -134,11 +142,45 @@ pub(crate) async fn log_in(
     }
 }
 
+/// A session of this caller, and its token.
+async fn begin(app: &App, call: Call, headers: &HeaderMap) -> Result<(String, Call), ApiError> {
+    let begin = Begin {
+        via: "page",
+        client: client_of(headers),
+        from: &call.ip,
+        refresh_token: None,
+        lives_s: SESSION_S,
+        now_us: call.now_us,
+    };
+    let who = app.people.begin_session(&app.store, Principal::clone(&call.who), &begin).await?;
+    let token = app.keys.token(&who, call.now_us, Some(SESSION_S))?;
+    Ok((token, Call { who: Arc::new(who), ..call }))
+}
+
+/// The browser's name from its headers.
+pub(crate) fn client_of(headers: &HeaderMap) -> &str {
+    headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
 /// `DELETE /ui/-/session`
-pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+pub(crate) async fn log_out(
+    State(ui): State<Ui>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Response {
     match Session::of_action(&ui, &headers) {
-        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, session_cookie("", 0, ui.api.app.door))])
-            .into_response(),
+        Ok(session) => {
+            let call = Call::new(Arc::clone(&ui.api.app), peer.address.ip().to_string(), session.who);
+            let record = audit::record(&call, "logout", Value::Null, &json!({ "via": "page" }));
+            audit::add(&call, &record).await;
+            // A copy of the cookie is worth nothing from now on.
+            let ids: Vec<String> = call.who.session.iter().cloned().collect();
+            if let Err(error) = call.people.end_sessions(&call.store, &ids, call.now_us).await {
+                return refuse(&error.into());
+            }
+            (StatusCode::NO_CONTENT, [(header::SET_COOKIE, session_cookie("", 0, ui.api.app.door))])
+                .into_response()
+        }
         Err(error) => refuse(&error),
     }
 }

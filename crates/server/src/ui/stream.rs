@@ -1,6 +1,6 @@
-//! What pages read: the stream of changes, and the history.
+//! The endpoints that pages read: the stream of changes, and the history.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -20,6 +20,10 @@ use super::own;
 use super::session::{Session, refuse};
 use crate::app::Call;
 use crate::error::ApiError;
+use cantle_store::TaskFilter;
+
+/// A kind of history that is no line of the database.
+const GPU: &str = "gpu";
 
 /// `GET /ui/-/stream`
 pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response {
@@ -35,7 +39,7 @@ pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response
     }
 }
 
-/// `GET /ui/-/history/{task|queue}/{id}`
+/// `GET /ui/-/history/{task|queue|gpu}/{id}`
 pub(crate) async fn history(
     State(ui): State<Ui>,
     headers: HeaderMap,
@@ -46,6 +50,13 @@ pub(crate) async fn history(
         Err(error) => return refuse(&error),
     };
     let call = Call::new(Arc::clone(&ui.api.app), String::new(), session.who);
+    if kind == GPU {
+        let tasks = ui.feed.gpu_time_tasks(&id);
+        return match readable(&call, tasks).await {
+            Ok(may_see) => Json(ui.feed.gpu_time(&id, &may_see)).into_response(),
+            Err(error) => refuse(&error),
+        };
+    }
     match Kind::parse(&kind) {
         Some(Kind::Task) if !call.may_read(&id).await.unwrap_or(false) => {
             StatusCode::NOT_FOUND.into_response()
@@ -53,6 +64,16 @@ pub(crate) async fn history(
         Some(kind) => Json(ui.feed.history(kind, &id)).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
+}
+
+/// Those of these tasks that the caller may read.
+async fn readable(call: &Call, tasks: BTreeSet<String>) -> Result<BTreeSet<String>, ApiError> {
+    let Some(scope) = call.seen() else { return Ok(tasks) };
+    if tasks.is_empty() {
+        return Ok(tasks);
+    }
+    let filter = TaskFilter { ids: tasks.into_iter().collect(), scope: Some(scope), ..TaskFilter::default() };
+    Ok(call.store.task_ids(&filter).await?.into_iter().collect())
 }
 
 /// One page's stream.

@@ -1,5 +1,5 @@
-//! An agent: the order of its steps, as `crates/agent/src/claims` has it. It decides with the real scheduler. Its disk, its processes
-//! and its connection are simulated: what is on the disk and who runs outlive it.
+//! An agent: the steps of `crates/agent/src/claims`, in their order. It decides with the real scheduler. Its disk, its
+//! processes and its connection are simulated: files on disk and running tasks outlive it.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::server::{Answer, Ask, QUEUE};
 
 pub(crate) const GPU_BYTES: u64 = 40 << 30;
 
-/// How far a task of the agent is.
+/// The progress of a task of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It has a lease, and is taken from its queue next.
     Reserved,
-    /// Nobody knows whether it was taken: since when.
+    /// It is unknown whether it was taken: since when.
     Unknown(i64),
     Taken,
     Claimed,
@@ -30,7 +30,7 @@ pub(crate) enum State {
     Returning,
 }
 
-/// What is on disk of a task.
+/// The files of a task.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) lease: Lease,
@@ -84,7 +84,7 @@ impl Agent {
         self.jobs.clear();
     }
 
-    /// The machine restarts: its processes are gone, and nobody saw how they ended.
+    /// The machine restarts: its processes are gone, and their end was not observed.
     pub(crate) fn lose_power(&mut self) {
         self.crash();
         for lease in std::mem::take(&mut self.processes).into_keys() {
@@ -120,7 +120,7 @@ impl Agent {
         Some((task, code))
     }
 
-    /// What it asks the server next.
+    /// The next call to the server.
     pub(crate) fn next_ask(&self) -> (Ask, LeaseId) {
         for (id, (lease, state)) in &self.jobs {
             let task = lease.task.0.clone();
@@ -164,12 +164,15 @@ impl Agent {
             State::Reserved if refused => self.release(id),
             State::Reserved => *state = State::Unknown(now_us),
             State::Unknown(since) => {
-                if let Some(Answer::Status(status, waits)) = answer {
+                if let Some(Answer::Status(status, waits, holder)) = answer {
                     let is_taken = status == TaskStatus::Queued && !waits;
-                    if !is_taken {
-                        self.release(id);
-                    } else if now_us - since >= crate::GRACE_US {
-                        // The server gives it back by itself.
+                    if is_taken && now_us - since < crate::GRACE_US {
+                        return false;
+                    }
+                    if is_taken && holder.as_ref() == Some(&id.0) {
+                        *state = State::Returning;
+                    } else {
+                        // The server requeues unclaimed tasks by itself.
                         self.release(id);
                     }
                 }
@@ -179,7 +182,7 @@ impl Agent {
             }
             State::Taken if refused => self.release(id),
             State::Claimed => match answer {
-                Some(Answer::Status(status, _)) if status.is_final() => self.release(id),
+                Some(Answer::Status(status, ..)) if status.is_final() => self.release(id),
                 Some(Answer::Status(..)) => *state = State::Checked,
                 _ => *state = State::Taken,
             },
@@ -241,7 +244,7 @@ impl Agent {
     }
 }
 
-/// What a task asks for, by its name.
+/// The request of a task, by its name.
 pub(crate) fn request_milli(task: &str) -> u32 {
     [250, 500, 333, 1000][task.bytes().map(usize::from).sum::<usize>() % 4]
 }

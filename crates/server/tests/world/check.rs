@@ -1,4 +1,4 @@
-//! What must be so after each step, and at the end. The numbers are those of docs/ARCHITECTURE.md.
+//! The invariants after each step, and at the end. The numbers are those of docs/ARCHITECTURE.md.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub(crate) fn after_each_step(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Does nobody do anything any more but ask for work?
+/// Do all agents only ask for work now?
 pub(crate) fn is_quiet(world: &World) -> bool {
     let idle = |agent: &crate::agent::Agent| agent.up && agent.jobs.is_empty() && agent.asking.is_none();
     world.submitted.len() == crate::TASKS
@@ -53,7 +53,7 @@ pub(crate) fn is_quiet(world: &World) -> bool {
         && !world.submitted.iter().any(|task| is_taken(world, task))
 }
 
-/// Taken out of its queue by somebody who is gone: the server gives it back.
+/// Taken out of its queue by an agent that is gone: the server gives it back.
 fn is_taken(world: &World, task: &str) -> bool {
     world.server.task(task).0 == TaskStatus::Queued
 }

@@ -1,4 +1,4 @@
-//! Chance, from a seed.
+//! Random choices from a seed.
 
 /// Steele, Lea and Flood's SplitMix64: every seed gives another sequence, the same one each time.
 pub(crate) struct Dice(u64);

@@ -1,5 +1,5 @@
-//! The whole in one process, on a simulated clock, network and disks of nodes, from a seed: agents that crash, connections that part and
-//! lose answers, a server that dies, disks that are full. After each step the invariants of docs/ARCHITECTURE.md are checked.
+//! Simulates a whole fleet in one process, from a seed, with a simulated clock, network and disks: agents crash, connections
+//! break and lose answers, a server dies, disks fill up. After each step the invariants of docs/ARCHITECTURE.md are checked.
 //!
 //! Real: the store on SQLite, the scheduler with its audit. Stand-ins: the agent (its order of steps, not its code), the HTTP between
 //! them, processes and the disks of nodes ([ADR 0031](../../../../docs/adr/0031-a-world-from-a-seed.md)).
@@ -33,7 +33,7 @@ const MS: i64 = 1000;
 const S: i64 = 1000 * MS;
 /// How long the server waits for the start of a task that was taken; `cantle_clearml::queues::START_GRACE`.
 pub(crate) const GRACE_US: i64 = 60 * S;
-/// A call without an answer is given up, and its connection closed: the server does not get it later.
+/// A call without an answer is aborted, and its connection closed: the server does not get it later.
 const CALL_TIMEOUT_US: i64 = 2 * S;
 /// Faults happen until then.
 const HEALED_US: i64 = 300 * S;

@@ -1,5 +1,5 @@
-//! The server: the real store on its real database, behind the calls that an agent makes. What `crates/server/src/services` does
-//! around the store (HTTP, keys, JSON) is left out.
+//! The server: the real store on its real database, behind the calls that an agent makes. It omits the work of
+//! `crates/server/src/services` around the store (HTTP, keys, JSON).
 
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,8 @@ pub(crate) enum Answer {
     Backlog(Vec<String>),
     Done,
     Refused,
-    /// Its status, and whether it waits in a queue.
-    Status(TaskStatus, bool),
+    /// Its status, whether it waits in a queue, and the lease that holds it.
+    Status(TaskStatus, bool, Option<String>),
     /// 500: the disk is full.
     Fault,
 }
@@ -82,7 +82,7 @@ impl Server {
         self.runtime.block_on(store.submit(&new, QUEUE, &at(now_us))).unwrap();
     }
 
-    /// What the server does now and then.
+    /// The periodic work of the server.
     pub(crate) fn tick(&self, before_us: i64, now_us: i64) {
         if let (Some(store), false) = (&self.store, self.disk_full) {
             self.runtime.block_on(store.reclaim(before_us, now_us)).unwrap();
@@ -111,8 +111,8 @@ impl Server {
         let answer = match ask {
             Ask::Backlog => return Some(Answer::Backlog(self.waiting())),
             Ask::Status(task) => {
-                let (status, ..) = self.task(task);
-                return Some(Answer::Status(status, self.waiting().contains(task)));
+                let (status, _, lease, _) = self.task(task);
+                return Some(Answer::Status(status, self.waiting().contains(task), lease));
             }
             Ask::Take(task) => {
                 let taken = self.runtime.block_on(store.take_next(QUEUE, Some(task), now_us)).unwrap();

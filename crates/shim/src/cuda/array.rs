@@ -163,7 +163,7 @@ pub(super) unsafe fn create<S: Width>(
     array: *mut Array,
     descriptor: *const Descriptor<S>,
 ) -> Status {
-    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all is passed unchanged.
     unsafe {
         created(
             array,
@@ -179,7 +179,7 @@ pub(super) unsafe fn create_3d<S: Width>(
     array: *mut Array,
     descriptor: *const Descriptor3d<S>,
 ) -> Status {
-    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all is passed unchanged.
     unsafe {
         let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, 0));
         created(array, wanted, || real(array, descriptor), &real::cuArrayDestroy)
@@ -192,7 +192,7 @@ pub(super) unsafe fn create_mipmapped(
     descriptor: *const Descriptor3d<usize>,
     levels: c_uint,
 ) -> Status {
-    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all is passed unchanged.
     unsafe {
         // At least one, so that the probe is mipmapped too.
         let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, levels.max(1)));
@@ -249,7 +249,7 @@ fn remember(array: Array, context: Context, reservation: charge::Reservation) ->
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Array) -> Status, array: Array) -> Status {
     // Removed first, as linear memory is: another thread may get the same handle once the driver has destroyed this one.
     let known = process().and_then(|process| process.arrays.remove(array as u64));
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(array) };
     if let Some(entry) = known {
         if status == SUCCESS {

@@ -1,8 +1,8 @@
-//! From a call to the balance that it changes: which GPU of the slice, and the reservation that an allocation needs.
+//! Finds the balance that a call changes: the GPU of the slice, and the reservation that an allocation needs.
 //!
 //! # This process's balance on a GPU
 //!
-//! What this process holds of one GPU is kept in two parts, which change together under one lock, the [`Balance`]:
+//! The [`Balance`] records what this process holds of one GPU. It has two parts, which change together under one lock:
 //!
 //! * [`Holdings`], private to the process: how its bytes add up to granules. Most small allocations change nothing else.
 //! * [`Account`], in the slice's accounting region: its granules. The region has a *slot* for each process, with a *record* for
@@ -125,7 +125,7 @@ impl SliceGpu {
     }
 }
 
-/// What this process holds on one GPU, locked: see the module's documentation.
+/// The holdings of this process on one GPU, locked: see the module's documentation.
 pub(super) struct Balance {
     pub(super) holdings: Guard<'static, Holdings>,
     /// Made under the lock, so there is never more than one for this process and GPU.

@@ -1,4 +1,4 @@
-//! Contexts: what they cost, and what is freed with them.
+//! Contexts: the memory that they cost, and the memory that is freed with them.
 //!
 //! A context takes memory that no allocation shows, once per process and GPU. It is reserved when a context is made, or at the
 //! first hooked call that finds one (NVIDIA's runtime makes them through a private table), and given back when the last one on the
@@ -19,7 +19,7 @@ pub(super) unsafe fn create(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `context`.
     unsafe { created(context, device, || real(context, flags, device)) }
 }
 
@@ -31,7 +31,7 @@ pub(super) unsafe fn create_v3(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `context`.
     unsafe { created(context, device, || real(context, affinity, count, flags, device)) }
 }
 
@@ -42,7 +42,7 @@ pub(super) unsafe fn create_v4(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `context`.
     unsafe { created(context, device, || real(context, parameters, flags, device)) }
 }
 
@@ -76,11 +76,11 @@ pub(super) unsafe fn retain_primary(
 ) -> Status {
     let gpu = match in_slice(device) {
         Ok(Some(gpu)) => gpu,
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         Ok(None) => return unsafe { real(context, device) },
         Err(status) => return status,
     };
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(context, device) };
     if status != SUCCESS {
         uncharge_if_none_left(gpu, device);
@@ -90,7 +90,7 @@ pub(super) unsafe fn retain_primary(
 
 /// A context becomes current.
 pub(super) unsafe fn enter(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(context) };
     charge::notice_context();
     status
@@ -102,7 +102,7 @@ pub(super) unsafe fn pin<S>(
     address: *mut *mut c_void,
     bytes: S,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes) };
     charge::notice_context();
     status
@@ -115,7 +115,7 @@ pub(super) unsafe fn pin_with_flags(
     bytes: usize,
     flags: c_uint,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes, flags) };
     charge::notice_context();
     status
@@ -138,11 +138,11 @@ fn in_slice(device: Device) -> Result<Option<SliceGpu>, Status> {
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
     let own = process().and_then(|process| process.contexts.get(context as u64));
     let Some((process, own)) = process().zip(own) else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(context) };
     };
     gate::context_ends();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = ending(
         process,
         |entry| entry.context == own.key,
@@ -164,14 +164,14 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, cont
 /// Release or reset of a primary context. A release ends it only if it was the last.
 pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
     let Ok(gpu) = SliceGpu::of(device) else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(device) };
     };
     gate::context_ends();
     let process = gpu.process();
     let in_primary =
         |entry: &Entry| entry.gpu() == gpu.index && process.contexts.get(entry.context).is_none();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_if_none_left(gpu, device);
     if status == SUCCESS && !is_primary_active(device) {

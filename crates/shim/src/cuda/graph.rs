@@ -1,7 +1,8 @@
 //! Graphs that allocate: the driver takes their memory when they are launched, so it is reserved then.
 //!
-//! When a graph is made executable, its allocation nodes are added up: it can't take more than that. At a launch, what exceeds
-//! the idle part of the GPU's graph memory is reserved; so it is at an upload, also one that is part of making it executable. Afterwards the driver reports what it really took, and that is charged.
+//! When a graph is made executable, its allocation nodes are added up: it cannot take more than that. A launch reserves what
+//! exceeds the idle part of the GPU's graph memory; so does an upload, also one that is part of making the graph executable.
+//! Afterwards the driver reports what it really took, and that is charged.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -48,7 +49,7 @@ pub(super) struct InstantiateParameters {
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: the memory is taken at once.
 const UPLOAD: u64 = 2;
 
-/// What a graph's allocation nodes ask for on each GPU of the slice, each node in whole granules.
+/// The memory that a graph's allocation nodes request on each GPU of the slice, each node in whole granules.
 #[derive(Default)]
 struct Sums([Sum; MAX_GPUS]);
 
@@ -103,7 +104,7 @@ fn each_node(graph: Graph, mut each: impl FnMut(Graph)) {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let bytes = count.saturating_mul(size_of::<Graph>());
     // SAFETY: the call contract for `graph`. The mapping is new (the kernel chooses unused addresses), page-aligned, zeroed (null
-    // is a valid `Graph`) and has room for `count` nodes; the driver writes no more than those, and sets `count` to how many
+    // is a valid `Graph`) and has room for `count` nodes; the driver writes at most those, and sets `count` to how many
     // it wrote. Nothing refers to the mapping after the loop.
     unsafe {
         let at = libc::mmap(core::ptr::null_mut(), bytes, protection, flags, -1, 0);
@@ -173,7 +174,7 @@ pub(super) unsafe fn instantiate(
     log: *mut c_char,
     log_bytes: usize,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`.
     unsafe { instantiated(real(executable, graph, error_node, log, log_bytes), executable, graph) }
 }
 
@@ -183,7 +184,7 @@ pub(super) unsafe fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`.
     unsafe { instantiated(real(executable, graph, flags), executable, graph) }
 }
 
@@ -193,7 +194,7 @@ pub(super) unsafe fn instantiate_with_parameters(
     graph: Graph,
     parameters: *mut InstantiateParameters,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; `parameters` is null or valid for the driver to read, and so for us;
+    // SAFETY: the call contract, the arguments are passed unchanged; `parameters` is null or valid for the driver to read, and so for us;
     // the out-parameter contract for `executable`.
     unsafe {
         let real = || real(executable, graph, parameters);
@@ -215,7 +216,7 @@ pub(super) unsafe fn launch_in_turn<const PER_THREAD: bool>(
     executable: Graph,
     stream: Stream,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let launch = || unsafe { launch(real, executable, stream) };
     if cfg!(feature = "gate") {
         crate::gate::graph(executable, stream, PER_THREAD, &launch)
@@ -230,7 +231,7 @@ pub(super) unsafe fn launch(
     executable: Graph,
     stream: Stream,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(executable, stream) };
     let Some(process) = process().filter(|process| process.uses_graph_memory.load(Relaxed)) else {
         return real();
@@ -287,7 +288,7 @@ fn settle(balance: &mut Balance, device: Device, ahead: u32) {
 }
 
 pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device) };
     if let Ok(gpu) = SliceGpu::of(device)
         && let Some(mut balance) = gpu.lock()
@@ -298,7 +299,7 @@ pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: 
 }
 
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Graph) -> Status, executable: Graph) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(executable) };
     if let Some(process) =
         process().filter(|process| status == SUCCESS && process.uses_graph_memory.load(Relaxed))

@@ -1,7 +1,7 @@
-//! Addresses that the driver hands out by name (`cuGetProcAddress`): see [`crate::hooks`] for the other ways to a hook.
+//! Addresses that the driver returns by name (`cuGetProcAddress`). [`crate::hooks`] lists the other ways to a hook.
 //!
-//! The driver is asked first: it knows names, versions and stream kinds better than we do. If it found the function that a hook
-//! stands in for, the program gets the hook; its status and everything else stay as the driver gave them.
+//! The driver is asked first, because it knows all names, versions and stream kinds. If it found a function that a hook
+//! replaces, the program gets the hook. The status and everything else stay as the driver returned them.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -16,7 +16,7 @@ pub(super) unsafe fn address(
     version: c_int,
     flags: u64,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `address`.
     unsafe {
         let status = real(name, address, version, flags);
         substitute(status, address);
@@ -32,7 +32,7 @@ pub(super) unsafe fn address_v2(
     flags: u64,
     found: *mut c_int,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `address`.
     unsafe {
         let status = real(name, address, version, flags, found);
         substitute(status, address);

@@ -1,4 +1,4 @@
-//! Linear memory: reserve, ask the driver, remember the address; and in reverse to free it.
+//! Linear memory: reserves, asks the driver, records the address; and the reverse to free it.
 
 use core::ffi::c_uint;
 
@@ -39,7 +39,7 @@ pub(super) unsafe fn alloc<A: Width, S: Width>(
     address: *mut A,
     bytes: S,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged. `charged` reads `address` only after success (out-parameter
+    // SAFETY: the call contract, the arguments are passed unchanged. `charged` reads `address` only after success (out-parameter
     // contract).
     unsafe { charged(bytes.widen(), || real(address, bytes), || (*address).widen()) }
 }
@@ -50,7 +50,7 @@ pub(super) unsafe fn alloc_managed(
     bytes: usize,
     flags: c_uint,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged. `charged` reads `address` only after success (out-parameter
+    // SAFETY: the call contract, the arguments are passed unchanged. `charged` reads `address` only after success (out-parameter
     // contract).
     unsafe { charged(bytes as u64, || real(address, bytes, flags), || *address) }
 }
@@ -64,7 +64,7 @@ pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
     element: c_uint,
 ) -> Status {
     let Some((context, device)) = charge::current() else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(address, pitch, width, height, element) };
     };
     let row = width.widen().div_ceil(PITCH_STEP_BYTES).saturating_mul(PITCH_STEP_BYTES);
@@ -73,7 +73,7 @@ pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
             Ok(reservation) => reservation,
             Err(status) => return status,
         };
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, pitch, width, height, element) };
     if status != SUCCESS {
         return status;
@@ -139,12 +139,12 @@ unsafe fn give_up(address: Address) -> Status {
 /// Frees linear memory however it was allocated. Addresses that are not in the table are left to the driver.
 pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, address: A) -> Status {
     let Some(process) = process() else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(address) };
     };
     // Removed first: once the driver has freed it, another thread may get the same address.
     let known = process.memory.remove(address.widen());
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address) };
     match known {
         Some(entry) if status == SUCCESS => charge::release(&entry),

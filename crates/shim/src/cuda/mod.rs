@@ -1,4 +1,4 @@
-//! The driver API: which functions a slice changes, and how.
+//! The hooks of the driver API: the functions that a slice changes.
 
 mod array;
 mod charge;
@@ -24,7 +24,7 @@ use vmm::Handle;
 pub(crate) const SUCCESS: Status = 0;
 pub(crate) const INVALID_VALUE: Status = 1;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
-/// What was asked about has not ended yet.
+/// The queried work has not ended yet.
 pub(crate) const NOT_READY: Status = 600;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 

@@ -1,15 +1,16 @@
-//! Stream-ordered memory: charged by what its pool has reserved, not by what was asked for.
+//! Stream-ordered memory: charged by what its pool has reserved, not by what was requested.
 //!
 //! A pool takes physical memory when it must grow and keeps it beyond a free, until a trim or a synchronization releases it. So
 //! each pool's reservation is charged as the driver reports it, and read again whenever it may have changed. Before an
 //! allocation that may make the pool grow, the growth is reserved.
 //!
 //! No lock is held while the driver allocates: it may wait for work that another thread has to finish, and that thread may free
-//! memory first. So what calls count on is kept in sum ([`PoolCalls`]).
+//! memory first. So the sum of what concurrent calls rely on is kept ([`PoolCalls`]).
 //!
-//! Pools are asked by handle at times that the program does not choose, so a pool must not be destroyed meanwhile: the hook of
-//! `cuMemPoolDestroy` holds the balance of the pool's GPU, and a pool is asked only while that is locked and the pool is in the
-//! table ([`known_to`]). One that may have gone with its context is asked again once the program uses it.
+//! Pools are queried by handle at times that the program does not choose, so a pool must not be destroyed meanwhile. The
+//! hook of `cuMemPoolDestroy` locks the balance of the pool's GPU, and a pool is queried only while that lock is held and
+//! the pool is in the table ([`known_to`]). A pool that may have been destroyed with its context is queried again only when
+//! the program uses it.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -47,7 +48,7 @@ pub(super) unsafe fn create(
     pool: *mut Pool,
     properties: *const Properties,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool, properties) };
     if status == SUCCESS {
         // SAFETY: the out-parameter contract for `pool`; the driver has read `properties` and returned success, so that is valid
@@ -65,7 +66,7 @@ pub(super) unsafe fn of_location(
     location: *const Location,
     kind: c_int,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool, location, kind) };
     if status == SUCCESS {
         // SAFETY: the out-parameter contract for `pool`; the driver has read `location` and returned success, so that is valid to
@@ -116,11 +117,11 @@ pub(super) unsafe fn alloc(
     let changes = process.pool_changes.load(Acquire);
     let pool = match pool_current::of(process, stream, changes) {
         Ok(Some(pool)) => pool,
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         Ok(None) => return unsafe { real(address, bytes, stream) },
         Err(status) => return status,
     };
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `address`.
     let status = unsafe { from(Some(pool), bytes, address, stream, || real(address, bytes, stream)) };
     if process.pool_changes.load(Acquire) != changes {
         // Perhaps it came from another one.
@@ -136,7 +137,7 @@ pub(super) unsafe fn alloc_from(
     pool: Pool,
     stream: Stream,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(address, bytes, pool, stream) };
     let Some(process) = process() else { return OUT_OF_MEMORY };
     let known = match process.pools.get(pool as u64) {
@@ -195,8 +196,7 @@ unsafe fn from(
     }
     let share = match reserve_growth(&mut balance, pool, bytes as u64) {
         Ok(share) => share,
-        // What is recorded into a graph takes nothing now.
-        // SAFETY: this function's condition.
+        // A call that is recorded into a graph takes no memory now. SAFETY: this function's condition.
         Err(_) if unsafe { is_capturing(stream) } => {
             drop(balance);
             return real();
@@ -237,7 +237,7 @@ pub(super) unsafe fn free(
 ) -> Status {
     // Memory that was allocated otherwise may be freed here too.
     let known = process().and_then(|process| process.memory.remove(address));
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, stream) };
     match known {
         Some(entry) if status == SUCCESS => charge::release(&entry),
@@ -258,7 +258,7 @@ pub(super) unsafe fn trim_to(
     pool: Pool,
     keep: usize,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool, keep) };
     settle_all();
     status
@@ -270,27 +270,27 @@ pub(super) unsafe fn set_attribute(
     which: c_int,
     value: *mut c_void,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool, which, value) };
     settle_all();
     status
 }
 
-/// The driver frees a destroyed pool only once everything from it has been freed, and until then nobody can ask the pool any
-/// more. So what is still in use stays charged until the process ends.
+/// The driver frees a destroyed pool only once everything from it has been freed, and until then the pool can no longer be
+/// queried. So what is still in use stays charged until the process ends.
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: Pool) -> Status {
     settle_all();
     let known = process().and_then(|process| process.pools.get(pool as u64));
     // Locked until the pool is out of the table, so that no other thread asks it after its end.
     let Some(mut balance) = known.and_then(|known| SliceGpu::charged(known.gpu())).and_then(SliceGpu::lock)
     else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(pool) };
     };
     balance.process().pool_changes.fetch_add(1, Release);
     // SAFETY: the call contract: no other thread destroys the pool during this call.
     let in_use = unsafe { attribute(pool, USED) }.unwrap_or(0);
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool) };
     if status == SUCCESS
         && let Some(gone) = balance.process().pools.remove(pool as u64)
@@ -314,7 +314,7 @@ pub(super) unsafe fn synchronize_context(
     real: unsafe extern "C" fn(Context) -> Status,
     context: Context,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged. Not known to be the one that this thread launches in, so to the
+    // SAFETY: the call contract; the arguments are passed unchanged. Not known to be the one that this thread launches in, so to the
     // gate it is as good as an event.
     let real = || unsafe { real(context) };
     settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
@@ -325,7 +325,7 @@ pub(super) unsafe fn synchronize_stream<const PER_THREAD: bool>(
     real: unsafe extern "C" fn(Stream) -> Status,
     stream: Stream,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(stream) };
     settled(if cfg!(feature = "gate") { gate::synchronized_stream(stream, PER_THREAD, real) } else { real() })
 }
@@ -335,7 +335,7 @@ pub(super) unsafe fn synchronize_event(
     real: unsafe extern "C" fn(*mut c_void) -> Status,
     event: *mut c_void,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(event) };
     settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
 }

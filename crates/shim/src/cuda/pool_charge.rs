@@ -1,4 +1,4 @@
-//! What pools have reserved, and what is charged for it: see [`super::pool`].
+//! The charge for the memory that pools have reserved: see [`super::pool`].
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -24,7 +24,7 @@ pub(super) const USED: c_int = 7;
 /// The driver's pools grow in steps of this size.
 const STEP_BYTES: u64 = 32 << 20;
 
-/// What a pool may grow by for an allocation that does not fit into what it has.
+/// The maximum growth of a pool for an allocation that does not fit into its memory.
 pub(super) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
@@ -52,11 +52,11 @@ pub(super) fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
     known.filter(|entry| entry.gpu() == balance.gpu() && entry.context != UNSURE)
 }
 
-/// What one call counts on while it is inside the driver: its part of [`PoolCalls`].
+/// The memory that one call relies on while it is inside the driver: its part of [`PoolCalls`].
 pub(super) struct CallShare {
     ahead: u32,
     claimed_bytes: u64,
-    /// What it takes of the memory that the pool grows by.
+    /// Its part of the memory by which the pool grows.
     of_growth_bytes: u64,
 }
 
@@ -90,11 +90,11 @@ impl CallShare {
 /// Reserves what the pool may have to grow by for `bytes`. Its idle memory counts unless another call was promised it, and is
 /// trimmed if the growth is refused.
 ///
-/// The driver is asked what is idle only where too little is known to be. What is known is never too much, by what is charged for
-/// the pool: only an allocation makes it less, and each takes its part here; what is freed is not added. Should the pool have become
-/// smaller since, then what it grows by is charged already.
+/// The driver is asked what is idle only where too little is known to be. The known amount is never too much, because it is
+/// charged for the pool: only an allocation makes it less, and each takes its part here; what is freed is not added. Should
+/// the pool have become smaller since, then what it grows by is charged already.
 pub(super) fn reserve_growth(balance: &mut Balance, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
-    // While a pool grows for another call, it is not known for whom.
+    // While a pool grows for another call, nothing says which call.
     let is_known = balance.holdings.pool_calls.ahead == 0 && claim(balance, pool, bytes);
     if is_known || { ask_idle(balance, pool) && claim(balance, pool, bytes) } {
         let claimed_bytes = bytes.next_multiple_of(SLOT_BYTES);
@@ -117,7 +117,7 @@ fn claim(balance: &Balance, pool: Pool, bytes: u64) -> bool {
         })
 }
 
-/// Asks the driver what a pool has reserved and not given out, and charges what it has reserved.
+/// Asks the driver for a pool's reserved and unused memory, and charges the reserved memory.
 fn ask_idle(balance: &mut Balance, pool: Pool) -> bool {
     if known_to(balance, pool).is_none() {
         return false;
@@ -174,7 +174,7 @@ fn settle_at(balance: &mut Balance, pool: Pool, reserved_bytes: u64) -> Result<(
     let bytes = |granules: u32| u64::from(granules) * GRANULE_BYTES;
     balance.process().pools.update(pool as u64, |entry| {
         entry.set_bytes(bytes(now));
-        // Of a growth that nobody reserved it is not known how much is idle.
+        // It is unknown how much of an unreserved growth is idle.
         let grown = entry.context.saturating_add(bytes(expected));
         entry.context = grown.saturating_sub(bytes(before.saturating_sub(now)));
     });

@@ -1,8 +1,8 @@
-//! Which pool a stream-ordered allocation without one comes from: the current pool of its stream's device.
+//! The pool of a stream-ordered allocation that names none: the current pool of its stream's device.
 //!
-//! Programs make such allocations often, and change the current pool hardly ever. So it is asked for once, and again after each call
-//! that may have changed it: these are counted, before and after they change it. An allocation that finds the count changed when it
-//! returns may have come from another pool than the one it was charged to; then all are read again.
+//! Programs make such allocations often, and rarely change the current pool. So the pool is queried once, and again after
+//! each call that may have changed it. These calls are counted, before and after the change. If an allocation finds another
+//! count when it returns, it may have come from another pool than the one it was charged to; then all pools are read again.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -24,7 +24,7 @@ pub(super) unsafe fn set(
         // If there is no room, its first allocation tries again.
         let _full = know(pool, device);
     };
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     changing(|| unsafe { real(device, pool) }, learn)
 }
 
@@ -34,7 +34,7 @@ pub(super) unsafe fn set_at(
     kind: c_int,
     pool: Pool,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged. `location` is read after the driver has read it and returned success.
+    // SAFETY: the call contract; the arguments are passed unchanged. `location` is read after the driver has read it and returned success.
     changing(|| unsafe { real(location, kind, pool) }, || learn(pool, unsafe { *location }, kind))
 }
 

@@ -1,4 +1,4 @@
-//! How much memory there is: the slice.
+//! Reports the slice as the memory of the GPU.
 
 use core::ffi::c_uint;
 
@@ -50,7 +50,7 @@ pub(super) unsafe fn memory_info<S: Size>(
     free: *mut S,
     total: *mut S,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(free, total) };
     if status != SUCCESS {
         return status;
@@ -77,7 +77,7 @@ pub(super) unsafe fn total_memory<S: Size>(
     bytes: *mut S,
     device: Device,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(bytes, device) };
     if status == SUCCESS {
         // Asked before any context exists, so it takes no slot.

@@ -1,7 +1,7 @@
 //! Virtual memory management: physical memory by handle, mapped anywhere.
 //!
 //! Physical memory exists as long as its handle or a mapping of it does, so it is charged from its creation until the last of
-//! them ends. An imported handle is memory of the process that created it, and charged there.
+//! them ends. An imported handle is memory of the process that created it, and is charged there.
 
 use core::ffi::{c_int, c_void};
 
@@ -51,7 +51,7 @@ pub(super) unsafe fn create(
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
     let Some(location) = location.filter(|location| location.kind == Location::DEVICE) else {
         // Host memory, or nothing that the driver will accept.
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(handle, bytes, properties, flags) };
     };
     let gpu = match SliceGpu::of(location.id) {
@@ -63,7 +63,7 @@ pub(super) unsafe fn create(
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle, bytes, properties, flags) };
     if status != SUCCESS {
         return status;
@@ -90,7 +90,7 @@ pub(super) unsafe fn create(
     }
 }
 
-/// Physical memory comes in whole granules, however little is asked for; small requests share none here.
+/// Physical memory comes in whole granules, however little is requested; small requests share none here.
 const fn physical(bytes: u64) -> u64 {
     if bytes == 0 {
         0
@@ -100,7 +100,7 @@ const fn physical(bytes: u64) -> u64 {
 }
 
 pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handle: Handle) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle) };
     if status == SUCCESS
         && let Some(process) = process()
@@ -115,7 +115,7 @@ pub(super) unsafe fn retain(
     handle: *mut Handle,
     address: *mut c_void,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle, address) };
     if status == SUCCESS
         && let Some(process) = process()
@@ -133,7 +133,7 @@ pub(super) unsafe fn import(
     shared: *mut c_void,
     kind: c_int,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle, shared, kind) };
     if status == SUCCESS
         && let Some(process) = process()
@@ -152,7 +152,7 @@ pub(super) unsafe fn map(
     handle: Handle,
     flags: u64,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes, offset, handle, flags) };
     if status == SUCCESS
         && let Some(process) = process()
@@ -170,7 +170,7 @@ pub(super) unsafe fn unmap(
     address: Address,
     bytes: usize,
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes) };
     if status != SUCCESS {
         return status;

@@ -1,4 +1,4 @@
-//! Time, and waiting.
+//! Reads the time, and sleeps.
 
 use core::sync::atomic::AtomicU32;
 
@@ -11,7 +11,7 @@ pub(super) fn now_ns() -> u64 {
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
-/// Waits until `word` is not `seen` any more and somebody says so, for `limit_ns` at most. The word is another process's, and
+/// Waits until `word` differs from `seen` and a wake-up arrives, for `limit_ns` at most. The word is another process's, and
 /// read-only here.
 pub(super) fn wait_for_change(word: &AtomicU32, seen: u32, limit_ns: u64) {
     let limit = libc::timespec { tv_sec: 0, tv_nsec: limit_ns.min(999_999_999) as libc::c_long };

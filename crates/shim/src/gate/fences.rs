@@ -1,8 +1,8 @@
-//! Fences: events behind a thread's work, by which it learns what has ended and what it took.
+//! Fences: events behind a thread's work, by which it learns which work has ended and how long it took.
 //!
-//! A fence is only put on the stream of the launch that is being made, because that handle is the one that the program vouches for: any
-//! other stream might be destroyed meanwhile. So of work on several streams a fence confirms what was launched before it, on
-//! whichever of them; the arbiter lives with the difference, which is less than a window.
+//! A fence is put only on the stream of the current launch, because the program guarantees that this handle is valid: any
+//! other stream might be destroyed meanwhile. So with several streams, a fence also confirms earlier launches on the other
+//! streams. The arbiter tolerates this difference, which is less than a window.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
@@ -44,9 +44,9 @@ const RELAXED: c_int = 2;
 struct Fence {
     start: Event,
     end: Event,
-    /// What was submitted before it.
+    /// The work that was submitted before it.
     submitted_ns: u64,
-    /// What `start` and `end` enclose; 0 for nothing.
+    /// The price key of the launches that `start` and `end` enclose; 0 for none.
     key: u64,
 }
 
@@ -104,7 +104,7 @@ impl Fences {
         self.count == 0
     }
 
-    /// Events belong to a context. After a change of it, those of the former one are given up.
+    /// Events belong to a context. After a change of context, the events of the former one are dropped.
     pub(super) fn follow_context(&mut self, slot: &ThreadSlot) {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a live local of the type that the function writes.
@@ -184,7 +184,7 @@ impl Fences {
 
     /// Records its end.
     pub(super) fn end_sample(&mut self, stream: usize, key: u64, slot: &ThreadSlot) {
-        // What the launch itself costs is submitted already; the rest of the window is credit, and is not.
+        // The price of the launch itself counts as submitted; the rest of the window is credit, and does not.
         let submitted_ns = slot.submitted_ns();
         if let Some(fence) = self.next()
             && record(&mut fence.end, stream)

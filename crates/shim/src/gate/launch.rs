@@ -1,16 +1,17 @@
-//! The launches themselves.
+//! The hooks of the launch functions.
 
 #![expect(clippy::too_many_arguments, reason = "the functions of the driver have them")]
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{fences, passes, synchronized, thread, through};
+use super::price::key;
+use super::{fast, fences, passes, synchronized, thread, through};
 use crate::function::Status;
 use crate::process::process;
 
 /// `CUfunction`, `CUgraphExec`, `CUstream`.
-type Handle = *mut c_void;
+pub(super) type Handle = *mut c_void;
 type Kernel = unsafe extern "C" fn(
     Handle,
     c_uint,
@@ -41,10 +42,10 @@ type Extended = unsafe extern "C" fn(*const Configuration, Handle, *mut Handle, 
 /// The beginning of `CUlaunchConfig`.
 #[repr(C)]
 pub(super) struct Configuration {
-    grid: [c_uint; 3],
+    pub(super) grid: [c_uint; 3],
     block: [c_uint; 3],
     shared_bytes: c_uint,
-    stream: Handle,
+    pub(super) stream: Handle,
 }
 
 /// A stream by a handle that means the same in every function: the functions named `_ptsz` call the thread's own default stream 0.
@@ -53,21 +54,17 @@ fn stream_of<const PER_THREAD: bool>(stream: Handle) -> usize {
     if PER_THREAD && stream.is_null() { OF_THREAD } else { stream as usize }
 }
 
-/// What has a price: a function with its grid.
-#[inline]
-fn key(function: Handle, x: c_uint, y: c_uint, z: c_uint) -> u64 {
-    let blocks = u64::from(x).wrapping_mul(u64::from(y)).wrapping_mul(u64::from(z));
-    (function as u64 ^ blocks.wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1
-}
-
 #[rustfmt::skip]
 pub(super) unsafe fn kernel<const PER_THREAD: bool>(
     real: Kernel, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared: c_uint, stream: Handle, parameters: *mut Handle, extra: *mut Handle,
 ) -> Status {
-    let (key, on) = (key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream));
+    if !PER_THREAD {
+        fast::KERNEL.is_at(real as *mut c_void);
+    }
+    let (key, on) = (key(function as usize, [gx, gy, gz]), stream_of::<PER_THREAD>(stream));
     if passes(key, on) {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) };
     }
     through(key, on, move || {
@@ -81,9 +78,9 @@ pub(super) unsafe fn cooperative<const PER_THREAD: bool>(
     real: Cooperative, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared: c_uint, stream: Handle, parameters: *mut Handle,
 ) -> Status {
-    let (key, on) = (key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream));
+    let (key, on) = (key(function as usize, [gx, gy, gz]), stream_of::<PER_THREAD>(stream));
     if passes(key, on) {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) };
     }
     through(key, on, move || {
@@ -104,10 +101,12 @@ pub(super) unsafe fn extended<const PER_THREAD: bool>(
         // SAFETY: the call contract; the driver refuses it.
         return unsafe { real(configuration, function, parameters, extra) };
     };
-    let [x, y, z] = given.grid;
-    let (key, on) = (key(function, x, y, z), stream_of::<PER_THREAD>(given.stream));
+    if !PER_THREAD {
+        fast::EXTENDED.is_at(real as *mut c_void);
+    }
+    let (key, on) = (key(function as usize, given.grid), stream_of::<PER_THREAD>(given.stream));
     if passes(key, on) {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(configuration, function, parameters, extra) };
     }
     through(key, on, move || {
@@ -139,7 +138,7 @@ pub(crate) fn synchronized_stream(stream: Handle, per_thread: bool, wait: impl F
     attended(wait, |thread| thread.used_only(stream))
 }
 
-/// An event has been reached: what else has ended, the fences say, and the default streams.
+/// An event has been reached: fences and the default streams show which other work has ended.
 pub(crate) fn synchronized_event(wait: impl FnOnce() -> Status) -> Status {
     attended(wait, |thread| {
         let _relaxed = fences::Relaxed::enter();

@@ -1,14 +1,16 @@
 //! The gate in front of launches, in the build of the CUDA filter for slices whose compute share is enforced (feature `gate`).
 //! Other builds do not hook launches.
 //!
-//! A launch costs its *price*: the GPU time that its function took before. A thread has credit, a time that it may launch without
-//! asking anybody ([`admits`]). When the credit is used up or the gate has changed, the thread puts a fence behind its work, waits
-//! until the gate is open and little of the slice's work is left in flight, and takes new credit ([`slow`]). Nothing here holds a lock
-//! over a call of the driver. In a capture nothing is counted, waited for, or recorded: what is captured is paid for as a graph.
+//! A launch costs its *price*: the GPU time that its function took before. A thread has credit: GPU time that it may launch
+//! without asking ([`admits`]). When the credit is used up or the gate has changed, the thread puts a fence behind its work,
+//! waits until the gate is open and little of the slice's work is left in flight, and takes new credit ([`slow`]). Nothing
+//! here holds a lock during a call of the driver. During a capture nothing is counted, waited for, or recorded: the captured
+//! work is charged as a graph.
 //!
 //! Without an arbiter (its heartbeat is old) or without pages, every launch passes.
 
 mod clock;
+mod fast;
 mod fences;
 mod hooks;
 mod launch;
@@ -29,7 +31,7 @@ use crate::process::{Process, process};
 use cantle_ledger::compute::GatePage;
 use thread::Thread;
 
-/// What a process keeps for its gate. Valid when zero.
+/// The state of a process for its gate. Valid when zero.
 pub(crate) struct State {
     pub(crate) threads: Threads,
     pub(crate) prices: Prices,
@@ -39,8 +41,17 @@ pub(crate) struct State {
 
 /// A launch with a price that is not known counts as this much in flight, so that there is one of it at a time.
 const UNKNOWN_NS: u64 = 50_000_000;
-/// One of so many slow paths measures a price again.
+/// Every slow path of this number measures a price again.
 const SAMPLE_EVERY: u32 = 16;
+
+/// Fibonacci hashing: the factor of [`hashed`], which [`fast`] needs, too.
+const SPREAD: u32 = 0x9E37_79B1;
+
+/// The place of a key in a table with `1 << (32 - shift)` entries.
+#[inline]
+const fn hashed(key: u32, shift: u32) -> usize {
+    (key.wrapping_mul(SPREAD) >> shift) as usize
+}
 
 /// A context ends: its events end with it.
 pub(crate) fn context_ends() {
@@ -49,7 +60,7 @@ pub(crate) fn context_ends() {
     }
 }
 
-/// Does the thread's credit cover this launch? The whole cost of most launches.
+/// Does the thread's credit cover this launch? [`fast`] says so to most of them.
 #[inline]
 fn admits(process: &Process, key: u64, stream: usize) -> bool {
     let Some(thread) = process.gate.threads.find(thread::pointer()) else { return false };
@@ -61,6 +72,7 @@ fn admits(process: &Process, key: u64, stream: usize) -> bool {
     }
     slot.credit_ns.store(left_ns, Relaxed);
     thread.note_stream(stream);
+    process.gate.threads.expect(thread, stream);
     true
 }
 
@@ -104,6 +116,8 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
     let rounds = thread.rounds.load(Relaxed).wrapping_add(1);
     thread.rounds.store(rounds, Relaxed);
     thread.take_credit(page, slot, known_ns, stream);
+    process.gate.threads.expect(thread, stream);
+    fast::publish(process, page);
     let sample = process.gate.prices.wants(key) || rounds.is_multiple_of(SAMPLE_EVERY);
     if !sample {
         return launch();
@@ -120,7 +134,7 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
     status
 }
 
-/// A synchronization returned: `all` says that everything this thread launched has ended.
+/// A synchronization returned: `all` means that everything this thread launched has ended.
 fn synchronized(process: &Process, page: &GatePage, thread: &Thread, all: bool) {
     let Some(slot) = thread.slot() else { return };
     let relaxed = fences::Relaxed::enter();

@@ -1,63 +1,75 @@
-//! What launches cost: GPU nanoseconds by function and grid, or by graph, as measured in this process.
+//! The prices of launches: GPU nanoseconds by function and grid, or by graph, as measured in this process.
 
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use super::hashed;
 
 /// A power of two; programs launch hundreds of functions, not thousands. Two that meet in one entry push each other out.
-const ENTRIES: usize = 1024;
-/// After so many measurements a price is measured now and then only.
-const SURE: u64 = 3;
+const ENTRIES: usize = 1 << (32 - SHIFT);
+pub(super) const SHIFT: u32 = 22;
+/// After this number of measurements, a price is measured only now and then.
+const SURE: u8 = 3;
 
-/// The prices of a process. Valid when zero.
+/// The prices of a process. Valid when zero. Key 0 is none.
+///
+/// An entry's key and price are not written at once: a price that belongs to another key for an instant is corrected by the next fence. They
+/// are apart because [`super::fast`] finds an entry by its number alone.
 pub(crate) struct Prices {
-    entries: [Entry; ENTRIES],
+    pub(super) keys: [AtomicU64; ENTRIES],
+    pub(super) prices_ns: [AtomicU32; ENTRIES],
+    /// The number of measurements of each.
+    counts: [AtomicU8; ENTRIES],
     longest_ns: AtomicU64,
 }
 
-/// `key` 0 is none. The price's upper 32 bits count its measurements. The two are not written at once: a price that belongs to another
-/// key for an instant is corrected by the next fence.
-struct Entry {
-    key: AtomicU64,
-    price: AtomicU64,
+/// The subject of a price: a function with its grid. Handles of functions are closer together than the grids are spread, so
+/// a function with its grid is no other one with another grid.
+#[inline]
+pub(super) fn key(function: usize, [x, y, z]: [u32; 3]) -> u64 {
+    let blocks = x.wrapping_mul(y).wrapping_mul(z);
+    function as u64 ^ (u64::from(blocks) * GRID_SPREAD)
 }
+
+pub(super) const GRID_SPREAD: u64 = 0x61C8_8647;
 
 impl Prices {
     #[inline]
-    fn entry(&self, key: u64) -> Option<&Entry> {
-        // Fibonacci hashing, the upper ten bits.
-        self.entries.get((key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize)
+    fn number(key: u64) -> usize {
+        hashed(key as u32, SHIFT)
     }
 
     /// Its price, if it was measured.
     #[inline]
     pub(super) fn known(&self, key: u64) -> Option<u32> {
-        let entry = self.entry(key)?;
-        if entry.key.load(Relaxed) != key {
+        let number = Self::number(key);
+        if key == 0 || self.keys.get(number)?.load(Relaxed) != key {
             return None;
         }
-        Some(entry.price.load(Relaxed) as u32)
+        Some(self.prices_ns.get(number)?.load(Relaxed))
     }
 
     /// Has it been measured too seldom to be sure?
     pub(super) fn wants(&self, key: u64) -> bool {
-        self.entry(key)
-            .is_none_or(|entry| entry.key.load(Relaxed) != key || entry.price.load(Relaxed) >> 32 < SURE)
+        self.known(key).is_none()
+            || self.counts.get(Self::number(key)).is_none_or(|count| count.load(Relaxed) < SURE)
     }
 
     /// A launch of it took this long. An average that forgets: a quarter of it is new.
     pub(super) fn learn(&self, key: u64, took_ns: u64) {
         let took_ns = took_ns.clamp(1, u64::from(u32::MAX));
         self.longest_ns.fetch_max(took_ns, Relaxed);
-        let Some(entry) = self.entry(key) else { return };
-        let before = entry.price.load(Relaxed);
-        let (count, price_ns) = (before >> 32, before & 0xFFFF_FFFF);
-        let (count, price_ns) = if entry.key.load(Relaxed) == key {
-            (count.saturating_add(1).min(SURE), (3 * price_ns + took_ns) / 4)
-        } else {
-            (1, took_ns)
+        let (known, number) = (self.known(key).map(u64::from), Self::number(key));
+        let (Some(entry), Some(price), Some(count)) =
+            (self.keys.get(number), self.prices_ns.get(number), self.counts.get(number))
+        else {
+            return;
         };
-        entry.price.store(count << 32 | price_ns.max(1), Relaxed);
-        entry.key.store(key, Relaxed);
+        let measured = if known.is_some() { count.load(Relaxed).saturating_add(1).min(SURE) } else { 1 };
+        let price_ns = known.map_or(took_ns, |before_ns| (3 * before_ns + took_ns) / 4);
+        count.store(measured, Relaxed);
+        price.store(price_ns.max(1) as u32, Relaxed);
+        entry.store(key, Relaxed);
     }
 
     /// The longest launch measured.

@@ -1,20 +1,36 @@
-//! The threads of this process that launch. There is no thread-local storage in a filter (it would take of what the C library has
-//! left for libraries loaded late), so a thread is found by its thread pointer, which is one register.
+//! The threads of this process that launch. A filter has no thread-local storage (it would use the little space that the C
+//! library reserves for libraries loaded late), so a thread is found by its thread pointer, which is one register.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 use cantle_ledger::compute::{GatePage, MAX_THREADS, ThreadSlot};
 
 use super::fences::Fences;
-use super::{UNKNOWN_NS, clock};
+use super::{UNKNOWN_NS, clock, hashed};
 
 /// How far from its place a thread may be.
 const REACH: usize = 4;
 
+pub(super) const SHIFT: u32 = 26;
+const _: () = assert!(1 << (32 - SHIFT) == MAX_THREADS, "a place is a number of an entry");
+
 /// All of them. Valid when zero.
-pub(crate) struct Threads([Thread; MAX_THREADS]);
+pub(crate) struct Threads {
+    all: [Thread; MAX_THREADS],
+    /// Of a thread at its place, for [`super::fast`]: what [`expected`] said when it could launch last; 0 is nobody …
+    pub(super) expects: [AtomicU64; MAX_THREADS],
+    /// … and where its credit is.
+    pub(super) slots: [AtomicPtr<ThreadSlot>; MAX_THREADS],
+}
+
+/// One number for all that has to be as it was: the thread, the stream and the gate's word. Two threads of one place have the same number for
+/// streams whose handles differ by the very bits in which their control blocks do; then one pays for the other's launch.
+#[inline]
+const fn expected(pointer: usize, stream: usize, word: u32) -> u64 {
+    pointer as u64 ^ stream as u64 ^ ((word as u64) << 32)
+}
 
 /// One thread. Everything but `owner` is used by its owner only. Valid when zero.
 #[repr(align(128))]
@@ -55,8 +71,7 @@ pub(super) fn pointer() -> usize {
 impl Threads {
     #[inline]
     fn place(pointer: usize) -> usize {
-        // Control blocks lie at the same offset of mappings of whole pages.
-        ((pointer as u64 >> 6).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize
+        hashed(pointer as u32, SHIFT)
     }
 
     /// The entry of the calling thread, whose pointer this is.
@@ -64,7 +79,7 @@ impl Threads {
     pub(super) fn find(&self, pointer: usize) -> Option<&Thread> {
         let place = Self::place(pointer);
         (0..REACH)
-            .filter_map(|step| self.0.get((place + step) % MAX_THREADS))
+            .filter_map(|step| self.all.get((place + step) % MAX_THREADS))
             .find(|thread| thread.owner.load(Relaxed) == pointer)
     }
 
@@ -77,12 +92,13 @@ impl Threads {
         let place = Self::place(pointer);
         for step in 0..REACH {
             let number = (place + step) % MAX_THREADS;
-            let (thread, slot) = (self.0.get(number)?, page.slot(number)?);
+            let (thread, slot) = (self.all.get(number)?, page.slot(number)?);
             let owner = thread.owner.load(Acquire);
             let is_free = owner == 0 || !lives(thread.tid.load(Acquire));
             if is_free && thread.owner.compare_exchange(owner, pointer, AcqRel, Relaxed).is_ok() {
                 thread.tid.store(own_tid(), Release);
                 thread.word.store(0, Relaxed);
+                self.expects.get(number)?.store(0, Relaxed);
                 slot.credit_ns.store(0, Relaxed);
                 slot.waiting_ns.store(0, Relaxed);
                 thread.slot.store(core::ptr::from_ref(slot).cast_mut(), Release);
@@ -91,6 +107,22 @@ impl Threads {
             }
         }
         None
+    }
+
+    /// The next launch of `thread`, which is the calling one, may take the fast path, if it goes to the same stream.
+    #[inline]
+    pub(super) fn expect(&self, thread: &Thread, stream: usize) {
+        let pointer = pointer();
+        let place = Self::place(pointer);
+        let (Some(at_place), Some(expects), Some(slot)) =
+            (self.all.get(place), self.expects.get(place), self.slots.get(place))
+        else {
+            return;
+        };
+        if core::ptr::eq(at_place, thread) {
+            slot.store(thread.slot.load(Relaxed), Relaxed);
+            expects.store(expected(pointer, stream, thread.word.load(Relaxed)), Relaxed);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which GPUs there are: those of the slice, numbered from 0 in NVML's order.
+//! Lists the GPUs of the slice, numbered from 0 in NVML's order.
 //!
 //! A GPU belongs to the slice if its UUID does, or that of a MIG instance on it: programs find an instance through its GPU.
 //! Without a ledger there are none.
@@ -76,7 +76,7 @@ fn visible() -> impl Iterator<Item = (c_uint, Device)> {
 
 pub(super) unsafe fn count(real: unsafe extern "C" fn(*mut c_uint) -> Status, count: *mut c_uint) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(count) };
     if status == SUCCESS && inside.is_some() {
         // SAFETY: the out-parameter contract, after success.
@@ -92,11 +92,11 @@ pub(super) unsafe fn by_index(
 ) -> Status {
     let inside = guard::enter();
     if inside.is_none() {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(index, device) };
     }
     match visible().nth(index as usize) {
-        // SAFETY: the call contract for `device`; any number may be asked for.
+        // SAFETY: the call contract for `device`; any number may be requested.
         Some((number, _)) => unsafe { real(number, device) },
         None => {
             // The driver checks first whether it was initialized.
@@ -116,7 +116,7 @@ pub(super) unsafe fn by_name<N>(
     device: *mut Device,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(name, device) };
     // SAFETY: the out-parameter contract: `device` is read only after success.
     if status == SUCCESS && inside.is_some() && !is_visible(unsafe { *device }) { NOT_FOUND } else { status }
@@ -129,7 +129,7 @@ pub(super) unsafe fn mig_by_index(
     device: *mut Device,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(gpu, index, device) };
     let hidden = || {
         // SAFETY: the out-parameter contract: called after success only.
@@ -146,7 +146,7 @@ pub(super) unsafe fn index(
     index: *mut c_uint,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device, index) };
     if status == SUCCESS && inside.is_some() {
         // SAFETY: the out-parameter contract, after success.

@@ -1,10 +1,11 @@
 //! The private table from which `nvidia-smi` takes its process list; it calls no public function for that.
 //!
-//! The program gets a copy of the table in which the three lists go through us: rows of processes that are not the slice's are
-//! removed. Slots and rows are known for drivers 535 and 550 only; other drivers' tables pass untouched, and there the
-//! program shows every process on the GPU.
+//! The program gets a copy of the table in which the three lists are filtered: rows of processes outside the slice are
+//! removed. The programs of drivers 535, 550, 555, 580 and 595 read the same slots and rows; a table only grows at its end.
+//! Tables of older and newer drivers pass untouched, and there the program shows every process on the GPU.
 
 use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
+use core::ops::RangeInclusive;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
@@ -15,6 +16,8 @@ use crate::function::Status;
 /// The table's id, as the program passes it.
 const ID: [u8; 16] =
     [0xC4, 0xFE, 0x3E, 0x6C, 0xC9, 0x8F, 0x6C, 0x4E, 0xA3, 0x27, 0xEE, 0x69, 0x6E, 0x12, 0xF7, 0xC4];
+/// The branches of drivers whose table is known, from what their `nvidia-smi` reads.
+const KNOWN_BRANCHES: RangeInclusive<u32> = 535..=595;
 /// The most words that a table can have here; its first is its size in bytes.
 const WORDS: usize = 1024;
 /// Slots of the lists: processes that compute, that draw, and behind MPS.
@@ -47,7 +50,7 @@ pub(super) unsafe fn get(
     table: *mut *const c_void,
     id: *const [u8; 16],
 ) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(table, id) };
     // SAFETY: the driver has read `id` and returned success, so that is valid to read.
     let asked_for_lists = status == SUCCESS && unsafe { *id } == ID;
@@ -69,7 +72,13 @@ fn is_known_driver() -> bool {
     let Ok(get) = driver::nvmlSystemGetDriverVersion.get() else { return false };
     // SAFETY: the driver writes at most `version.len()` bytes, all of them into `version`, a live local.
     let status = unsafe { get(version.as_mut_ptr().cast::<c_char>(), version.len() as c_uint) };
-    status == SUCCESS && (version.starts_with(b"535.") || version.starts_with(b"550."))
+    status == SUCCESS && KNOWN_BRANCHES.contains(&branch(&version))
+}
+
+/// The number before the first point; 0 if there is none.
+fn branch(version: &[u8]) -> u32 {
+    let digits = version.iter().take(4).take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
 }
 
 /// Copies the driver's table, with the lists replaced; false if it is not one that we know.
@@ -100,17 +109,17 @@ unsafe fn copy(table: *const usize) -> bool {
 }
 
 unsafe extern "C" fn compute(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments are passed unchanged.
     unsafe { filtered::<0>(device, count, rows) }
 }
 
 unsafe extern "C" fn graphics(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments are passed unchanged.
     unsafe { filtered::<1>(device, count, rows) }
 }
 
 unsafe extern "C" fn mps(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments are passed unchanged.
     unsafe { filtered::<2>(device, count, rows) }
 }
 
@@ -123,7 +132,7 @@ unsafe fn filtered<const LIST: usize>(device: Device, count: *mut c_uint, rows: 
     }
     let _inside = guard::enter();
     // SAFETY: `real` is not 0, so `copy` took it from this list's slot of the driver's table, which holds the address of a
-    // function of this type. The call contract for the arguments, which go on unchanged.
+    // function of this type. The call contract for the arguments, which are passed unchanged.
     let status = unsafe { core::mem::transmute::<usize, List>(real)(device, count, rows) };
     if status != SUCCESS || count.is_null() || rows.is_null() {
         return status;

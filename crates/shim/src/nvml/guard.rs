@@ -1,4 +1,5 @@
-//! NVML calls some of its own functions by name, and so finds our hooks. Such a call must behave as NVML's own function does.
+//! Detects calls from inside NVML. NVML calls some of its own functions by name, and so finds our hooks. Such a call must
+//! behave as NVML's own function does.
 //!
 //! This crate has no thread-locals, so the threads that are inside NVML are listed; NVML calls take microseconds and are rare.
 

@@ -36,7 +36,7 @@ pub(crate) struct Bar1 {
 type Get<I> = unsafe extern "C" fn(Device, *mut I) -> Status;
 
 pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             let slice = slice.within(info.total);
@@ -46,7 +46,7 @@ pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> S
 }
 
 pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV2) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             let slice = slice.within(info.total.saturating_sub(info.reserved));
@@ -56,10 +56,10 @@ pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV
     }
 }
 
-/// The window through which the host reaches GPU memory. What other slices have mapped in it does not count here: the slice's own
-/// use is shown.
+/// The window through which the host reaches GPU memory. Mappings of other slices do not count here: the slice's own use is
+/// shown.
 pub(super) unsafe fn bar1(real: Get<Bar1>, device: Device, info: *mut Bar1) -> Status {
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             info.total = info.total.min(slice.total);
@@ -77,7 +77,7 @@ unsafe fn changed<I>(
     change: impl FnOnce(&mut I, &Figures),
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device, info) };
     if status == SUCCESS && inside.is_some() {
         // SAFETY: the out-parameter contract, after success: all of `*info` is written, and the call contract lets no other
@@ -110,7 +110,7 @@ impl Figures {
 /// The slice on a GPU. A GPU outside the slice has none, and nothing is reported about other slices on it.
 fn slice_of(device: Device) -> Figures {
     let figures = devices::in_slice(device).and_then(|(ledger, gpu)| {
-        // What dead processes held is free, and nobody else may ask for long.
+        // The memory of dead processes is free, and other processes may not ask for a long time.
         ledger.reap();
         Some(Figures {
             total: u64::from(ledger.gpus().get(gpu)?.limit_granules()) * GRANULE_BYTES,

@@ -1,5 +1,4 @@
-//! NVML: what a slice sees of the GPUs. The GPUs are those of the slice, by UUID; the memory is its share; the processes are its
-//! own.
+//! The hooks of NVML, which show only the slice: its GPUs by UUID, its share of memory, and its own processes.
 
 mod devices;
 mod export_table;

@@ -1,4 +1,5 @@
-//! Who uses a GPU: the slice's own processes, with their pids in their own pid namespace and what is charged to each.
+//! The processes that use a GPU: the slice's own processes, with their pids in their own pid namespace and what is
+//! charged to each.
 //!
 //! The list comes from the ledger. The driver's has the processes of other slices, and pids of the host.
 
@@ -95,7 +96,7 @@ pub(super) unsafe fn compute<R: ProcessRow>(
     list: *mut R,
 ) -> Status {
     let Some(_inside) = guard::enter() else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(device, count, list) };
     };
     // SAFETY: the call contract.
@@ -140,7 +141,7 @@ pub(super) unsafe fn details(
     let inside = guard::enter();
     // SAFETY: the call contract: `list` is null or valid to read and write, and no other thread uses it.
     let Some(list) = (unsafe { list.as_mut() }).filter(|_| inside.is_some()) else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(device, list) };
     };
     // As in `checked_by_driver`.
@@ -160,7 +161,7 @@ pub(super) unsafe fn details(
 /// Kinds of processes that a slice does not have: those that draw, and those of other slices behind MPS.
 pub(super) unsafe fn none<R>(real: List<R>, device: Device, count: *mut c_uint, list: *mut R) -> Status {
     let Some(_inside) = guard::enter() else {
-        // SAFETY: the call contract; the arguments go on unchanged.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(device, count, list) };
     };
     // SAFETY: the call contract.

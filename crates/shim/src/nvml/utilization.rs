@@ -1,5 +1,5 @@
-//! Use of the engines by process: those of the driver's samples that are of the slice's own processes. The figures stay parts of
-//! the whole GPU, also where the slice has a share of its compute time.
+//! Utilization by process: the driver's samples of the slice's own processes. The figures are relative to the whole GPU,
+//! also where the slice has a share of its compute time.
 
 use core::ffi::{c_uint, c_ulonglong};
 
@@ -52,7 +52,7 @@ pub(super) unsafe fn samples(
     since_us: c_ulonglong,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device, rows, count, since_us) };
     if status == SUCCESS && inside.is_some() && !rows.is_null() {
         // SAFETY: after success with a buffer, the driver has written `*count` rows (out-parameter contract), which no other
@@ -68,7 +68,7 @@ pub(super) unsafe fn infos(
     infos: *mut Infos,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the call contract; the arguments go on unchanged.
+    // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device, infos) };
     if status == SUCCESS && inside.is_some() {
         // SAFETY: after success `infos` is written and, if it has a buffer, that has `count` rows (out-parameter contract);

@@ -1,4 +1,4 @@
-//! What this process consumes of one device, in the rule that the crate's documentation states.
+//! Counts what this process consumes of one device, by the rule in the crate's documentation.
 
 use super::CuResult;
 use crate::state::Registration;

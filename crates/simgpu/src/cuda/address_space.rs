@@ -1,8 +1,8 @@
 //! Device addresses of one process: a range of virtual addresses in which every allocation starts at a granule, and a
-//! table with one entry per granule that says what starts there.
+//! table with one entry per granule for the allocation that starts there.
 //!
-//! There is no device memory behind the addresses. Small allocations get a granule of addresses each; addresses are free,
-//! what an allocation *consumes* is decided elsewhere.
+//! There is no device memory behind the addresses. Small allocations get a granule of addresses each, because addresses
+//! cost nothing. `account` decides what an allocation *consumes*.
 
 use crate::{GRANULE_BYTES, granules};
 
@@ -11,7 +11,7 @@ const START: u64 = 0x2000_0000_0000;
 const END: u64 = 0x5000_0000_0000;
 const SLOTS: usize = ((END - START) / GRANULE_BYTES) as usize;
 
-/// What an address range is.
+/// The kind of an address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// From `cuMemAlloc` and `cuMemAllocPitch`.

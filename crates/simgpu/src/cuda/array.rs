@@ -49,7 +49,7 @@ struct Array {
     descriptor: Descriptor,
     /// 1 for a plain array, else the levels of a mipmapped one.
     levels: u32,
-    /// What it consumes on its device; 0 for those that get their memory later or are a level of another.
+    /// The memory that it consumes on its device; 0 for an array that gets its memory later or is a level of another.
     size_bytes: u64,
     context: u32,
 }

@@ -1,4 +1,4 @@
-//! `cuDeviceGetAttribute`.
+//! Answers `cuDeviceGetAttribute`.
 
 use super::driver_api;
 use super::session::session;

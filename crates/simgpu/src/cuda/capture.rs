@@ -1,6 +1,6 @@
-//! Streams that are captured into graphs, and what is forbidden meanwhile. Rules and codes are those of the driver API reference on
-//! `cuStreamBeginCapture_v2` and `cuThreadExchangeStreamCaptureMode`; what is forbidden invalidates the capture that it would have
-//! disturbed.
+//! Captures streams into graphs, and refuses forbidden calls meanwhile. Rules and codes are those of the driver API
+//! reference on `cuStreamBeginCapture_v2` and `cuThreadExchangeStreamCaptureMode`; a forbidden call invalidates the capture
+//! that it would have disturbed.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ pub(super) const STATUS_ACTIVE: i32 = 1;
 pub(super) const STATUS_INVALIDATED: i32 = 2;
 
 thread_local! {
-    /// What this thread wants to be kept from.
+    /// The mode of this thread: the calls that are forbidden for it.
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 

@@ -1,5 +1,5 @@
-//! Settings of the current context. The limits that cost device memory do so here too: they are memory that no allocation
-//! function ever mentions. The other settings are kept nowhere; each answers what a fresh context answers.
+//! Settings of the current context. As with the real driver, some limits cost device memory that no allocation function
+//! shows. The other settings are not stored: each call answers as for a fresh context.
 
 use super::session::{Inner, session};
 use super::stream::synchronize_context;
@@ -7,8 +7,8 @@ use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::granules;
 
-/// Stack per thread, printf buffer, malloc heap, sync depth, pending launches, L2 fetch granularity, persisting L2. What
-/// the defaults need is part of what a context costs.
+/// Stack per thread, printf buffer, malloc heap, sync depth, pending launches, L2 fetch granularity, persisting L2. The
+/// cost of a context includes the memory of the defaults.
 pub(super) const DEFAULT_LIMITS: Limits = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
 pub(super) type Limits = [u64; 7];
 const STACK_SIZE: usize = 0;

@@ -1,4 +1,4 @@
-//! Devices: what exists and what it is called.
+//! Devices: their number, names and UUIDs.
 
 use std::ffi::c_char;
 

@@ -1,4 +1,4 @@
-//! What happens in this process when an engine has reached an item.
+//! The effects in this process when an engine has reached an item.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -45,7 +45,7 @@ impl Stamp {
 }
 
 impl Effect {
-    /// Whether somebody may wait for it who makes no call to the driver.
+    /// Whether a thread may wait for it without a call to the driver.
     pub(super) fn needs_worker(&self) -> bool {
         !matches!(self, Self::Event(_))
     }
@@ -106,7 +106,7 @@ impl HostWord {
     }
 }
 
-/// What `cuStreamWriteValue32` and `…64` do.
+/// The effect of `cuStreamWriteValue32` and `…64`.
 pub(super) fn write(address: u64, value: u64, bytes: u32) {
     HostWord { address, bytes }.store(value);
 }

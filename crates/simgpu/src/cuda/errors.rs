@@ -1,4 +1,4 @@
-//! `CUresult`: the codes that CUDA defines, with their names and what they say.
+//! `CUresult`: the codes that CUDA defines, with their names and texts.
 
 use std::ffi::{CStr, c_char};
 

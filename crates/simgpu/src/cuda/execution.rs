@@ -1,6 +1,6 @@
 //! Functions and launches. Kernels do nothing, and take no time unless their names say so:
-//! `cantle_sim_busy_us_N` has the GPU for N microseconds, `cantle_sim_spin_until_N` until N of them run at the same time. Those
-//! that belong together have the same N and the same number of blocks (the grid's first dimension).
+//! `cantle_sim_busy_us_N` occupies the GPU for N microseconds, and `cantle_sim_spin_until_N` until N such kernels run at the
+//! same time. Kernels of one group have the same N and the same number of blocks (the grid's first dimension).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::stream::{per_thread, place};
 use super::{CuError, CuResult, driver_api, timeline};
 use crate::ffi::{In, Out, Text};
 
-/// What a handle of this module names.
+/// The object of a handle of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {
     /// Of a green context, whose handle is then not 0.
@@ -92,7 +92,7 @@ pub(super) fn destroy(handle: u64) -> CuResult {
     session()?.lock().objects.remove(handle).map(|_| ())
 }
 
-/// Every name is a function of every module: what a module contains is not looked at.
+/// Every name is a function of every module: the contents of a module are ignored.
 fn get_function(out: Out<u64>, module: u64, name: Text) -> CuResult {
     let takes = Takes::of(name.get()?);
     let session = session()?;
@@ -106,7 +106,7 @@ fn get_function(out: Out<u64>, module: u64, name: Text) -> CuResult {
     Ok(out.set(handle)?)
 }
 
-/// How long a kernel takes; none of another kind of handle.
+/// The duration of a kernel; none for another kind of handle.
 pub(super) fn takes_of(inner: &Inner, function: u64) -> Takes {
     match inner.objects.get(function) {
         Ok(Object::Function { takes, .. }) => takes,
@@ -195,7 +195,7 @@ pub(super) struct Config {
     stream: u64,
 }
 
-/// Launches with their configuration in the arguments. What comes after the stream is not looked at.
+/// Launches with their configuration in the arguments. The fields after the stream are ignored.
 macro_rules! launches {
     ($(fn $name:ident($stream:ident $(=> $mapped:expr)?);)*) => {$(
         #[unsafe(no_mangle)]

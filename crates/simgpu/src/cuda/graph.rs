@@ -192,7 +192,7 @@ impl Inner {
         Ok(units)
     }
 
-    /// Has the pools reserve what a launch would take. What is refused leaves them as far as they could grow.
+    /// Has the pools reserve what a launch would take. After a refusal, they stay at the size that they could reach.
     pub(super) fn upload_graph(&mut self, executable: u64) -> CuResult {
         let graph = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?;
         let nodes = graph.nodes.iter().map(|&node| self.graphs.node(node)).collect::<CuResult<Vec<_>>>()?;

@@ -1,5 +1,5 @@
-//! Green contexts: a part of a GPU's multiprocessors within its primary context. The parts are not simulated. What is, is that the first
-//! version of `cuStreamGetCtx` refuses their streams, which have no `CUcontext` that a program could use.
+//! Green contexts: a part of a GPU's multiprocessors within its primary context. The parts are not simulated. As in the real
+//! driver, the first version of `cuStreamGetCtx` refuses their streams, which have no `CUcontext` that a program could use.
 
 use super::context::{self, retained_primary};
 use super::execution::Object;

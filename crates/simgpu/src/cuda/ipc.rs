@@ -1,4 +1,5 @@
-//! Sharing linear memory and events between processes. The exporter pays; an importer gets an address that costs nothing.
+//! Sharing linear memory and events between processes. The exporter is charged; an importer gets an address that costs
+//! nothing.
 
 use super::address_space::{Allocation, Kind};
 use super::execution::Object;
@@ -28,8 +29,8 @@ const _: () = assert!(size_of::<MemHandle>() == 64);
 
 const EVENT_MAGIC: u64 = u64::from_le_bytes(*b"cantlEVT");
 
-/// `CUipcEventHandle`: as large. Who made the event, and which of the two processes' work it marks, makes no difference where
-/// all work completes at once.
+/// `CUipcEventHandle`: as large. All work completes at once here, so it makes no difference which process made the event and
+/// whose work it marks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct EventHandle {

@@ -1,4 +1,4 @@
-//! How long kernels take: their names say it.
+//! Reads the duration of a kernel from its name.
 
 use super::CuResult;
 use super::effects::Effect;
@@ -8,7 +8,7 @@ use crate::time::Op;
 const BUSY: &str = "cantle_sim_busy_us_";
 const SPIN: &str = "cantle_sim_spin_until_";
 
-/// What a function does to the GPU.
+/// The effect of a function on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Takes {
     /// Nothing, as any other kernel here.

@@ -1,7 +1,9 @@
-//! Memory that migrates: managed memory, and on GPUs with HMM all of the host's. It comes to a GPU when that uses it. Of the calls that use
-//! it, prefetches and fills of linear memory are simulated: a kernel does nothing here, so it touches nothing.
+//! Memory that migrates: managed memory, and on GPUs with HMM all of the host's. It migrates to a GPU when that GPU uses it.
+//! Of the calls that use it, prefetches and fills of linear memory are simulated: a kernel does nothing here, so it touches
+//! nothing.
 //!
-//! A program may use more of it than the GPU has: what does not fit stays where it is. See `state::migration` for what the driver evicts.
+//! A program may use more of it than the GPU has: what does not fit stays on the host. See `state::migration` for what the
+//! driver evicts.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +40,7 @@ impl Inner {
         self.migrating.0.extend(range.map(|granule| (granule, device)));
         let brought = self.migrating.0.values().filter(|on| **on == device).count() as u64;
         let (registration, account) = self.account(device)?;
-        // What was there before and has been evicted comes back with the rest.
+        // Pages that were resident before and have been evicted come back with the rest.
         let absent = brought.saturating_sub(registration.migrated(account.device, account.domain)?);
         registration.migrate_in(account.device, account.domain, absent.min(granules(size_bytes) + 1))?;
         Ok(())
@@ -108,7 +110,8 @@ driver_api! {
     }
 }
 
-/// Fills of linear memory by the size of their elements. Those that are asynchronous have a stream after the count, which is not looked at.
+/// Fills of linear memory by the size of their elements. Those that are asynchronous have a stream after the count, which is
+/// ignored.
 macro_rules! fills {
     ($(fn $name:ident($bytes_each:literal);)*) => {driver_api! {
         $(fn $name(address: u64, _value: u32, count: usize) { fill(address, count, $bytes_each) })*

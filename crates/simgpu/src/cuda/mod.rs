@@ -23,6 +23,7 @@ mod graph;
 mod graph_api;
 mod green;
 mod host;
+mod image;
 mod ipc;
 mod kernel_time;
 mod managed;
@@ -50,6 +51,7 @@ impl CuError {
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const NOT_INITIALIZED: Self = Self(3);
     pub(crate) const NO_DEVICE: Self = Self(100);
+    pub(crate) const SYSTEM_DRIVER_MISMATCH: Self = Self(803);
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_HANDLE: Self = Self(400);

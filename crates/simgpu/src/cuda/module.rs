@@ -1,18 +1,15 @@
-//! Modules and libraries, and what they take of the GPU: nothing, unless their image begins with `cantle_sim_module_mib_N`. As with
-//! the driver's default, loading is lazy: the memory is taken when the first function of the module is looked up. No function that
-//! a program calls mentions it.
+//! Modules and libraries, and what they take of the GPU (see `image`). As with the driver's default, loading is lazy: the memory is
+//! taken when the first function of the module is looked up. No function that a program calls mentions it.
 
 use std::ffi::c_void;
 
 use super::execution::{Object, create};
+use super::image::granules_of;
 use super::session::{Inner, session};
 use super::{CuError, CuResult, driver_api};
 use crate::config::{ModuleLoading, module_loading};
 use crate::ffi::{In, Out, Text};
-use crate::granules;
 
-const IMAGE: &[u8] = b"cantle_sim_module_mib_";
-const MAX_DIGITS: usize = 6;
 const LAZY: i32 = 2;
 const EAGER: i32 = 1;
 
@@ -20,27 +17,9 @@ const EAGER: i32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Module {
     pub(super) context: u32,
-    /// What its code takes once it is there.
+    /// The memory of its code, once loaded.
     granules: u64,
     is_resident: bool,
-}
-
-/// How much memory an image asks for. It is read byte by byte, and no further than it is such a text.
-fn granules_of(image: In<u8>) -> CuResult<u64> {
-    let byte = |index: usize| In(image.0.wrapping_add(index)).get();
-    for (index, expected) in IMAGE.iter().enumerate() {
-        if byte(index)? != *expected {
-            return Ok(0);
-        }
-    }
-    let mut mib = 0;
-    for index in IMAGE.len()..IMAGE.len() + MAX_DIGITS {
-        match byte(index)? {
-            digit @ b'0'..=b'9' => mib = mib * 10 + u64::from(digit - b'0'),
-            _ => break,
-        }
-    }
-    Ok(granules(mib << 20))
 }
 
 fn load(out: Out<u64>, image: In<u8>) -> CuResult {

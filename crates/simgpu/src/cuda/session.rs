@@ -1,4 +1,4 @@
-//! What one process has of the driver: the devices it sees, its contexts and its memory.
+//! The driver's state in one process: visible devices, contexts and memory.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -53,6 +53,24 @@ thread_local! {
     static CURRENT: Cell<u32> = const { Cell::new(0) };
 }
 
+const COMPATIBILITY_MARK: &[u8; 18] = b"CANTLE-SIM-COMPAT:";
+
+/// The mark, and in a copy of this library that stands in for one of CUDA's compatibility package the version of the driver that it belongs
+/// to, which the maker of the copy writes over the zeros.
+#[used]
+static COMPATIBILITY: [u8; 32] = *b"CANTLE-SIM-COMPAT:\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// The version of the driver that this library belongs to, if that need not be the machine's.
+fn compatibility_driver() -> Option<&'static str> {
+    // SAFETY: a valid, initialized static. Volatile, because the file may say otherwise than what was compiled.
+    let first = unsafe { std::ptr::read_volatile(&raw const COMPATIBILITY[COMPATIBILITY_MARK.len()]) };
+    if first == 0 {
+        return None;
+    }
+    let version = std::hint::black_box(&COMPATIBILITY).get(COMPATIBILITY_MARK.len()..)?;
+    std::ffi::CStr::from_bytes_until_nul(version).ok()?.to_str().ok()
+}
+
 /// `cuInit`.
 pub(super) fn init() -> CuResult {
     if SESSION.get().is_some() {
@@ -62,6 +80,9 @@ pub(super) fn init() -> CuResult {
         crate::state::SimOpenError::Absent(_) => CuError::NO_DEVICE,
         _ => CuError::INVALID_VALUE,
     })?;
+    if compatibility_driver().is_some_and(|own| cuda_of(own).unwrap_or(0) < sim.lock().cuda_version()) {
+        return Err(CuError::SYSTEM_DRIVER_MISMATCH);
+    }
     let devices = select(&sim.lock(), crate::config::cuda_visible_devices().as_deref());
     if devices.is_empty() {
         return Err(CuError::NO_DEVICE);
@@ -89,6 +110,9 @@ pub(super) fn init() -> CuResult {
 
 /// The CUDA version of the machine's driver. A program may ask before `cuInit`, and without any GPU.
 pub(super) fn cuda_version() -> i32 {
+    if let Some(own) = compatibility_driver().and_then(cuda_of) {
+        return own;
+    }
     let of_machine = |sim: &'static Sim| sim.lock().cuda_version();
     let opened = SESSION.get().map(|session| session.sim).or_else(|| crate::opening::open_configured().ok());
     opened.map_or_else(|| cuda_of(DEFAULT_DRIVER).unwrap_or(0), of_machine)

@@ -52,7 +52,7 @@ pub(super) fn is_captured(handle: u64, kind: u32) -> CuResult<bool> {
     inner.graphs.add(graph, Node::Other(kind)).map(|_| true)
 }
 
-/// Where the work of a stream goes.
+/// The destination of a stream's work.
 pub(super) fn place(handle: u64) -> CuResult<Place> {
     let session = session()?;
     let inner = session.lock();
@@ -78,7 +78,7 @@ fn of_this_thread() -> u64 {
     MINE.get()
 }
 
-/// Whatever synchronizes lets the device's pools shrink.
+/// Each synchronization lets the device's pools shrink.
 pub(super) fn settle_pools() -> CuResult {
     let mut inner = session()?.lock();
     let (_, device) = inner.current_device()?;

@@ -1,7 +1,8 @@
-//! What this process has queued on the machine's engines: a line per stream, and what happens when an item's turn has come.
+//! The work that this process has queued on the machine's engines: a queue per stream, and the effect of each item when its
+//! turn comes.
 //!
-//! There is a timeline from the moment in which a program gets a function that takes time. Programs that never do know nothing of it:
-//! for them all work completes at once.
+//! The timeline exists from the moment when a program gets a function that takes time. For all other programs, work
+//! completes at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
@@ -13,11 +14,11 @@ use crate::signals::SignalsBlocked;
 use crate::state::Sim;
 use crate::time::{DEPTH, Engine, EngineId, Op, Ring, SLICE_NS, now_ns, precise_timers, update};
 
-/// Who waits for room gets that much, so that not every launch sleeps.
+/// A thread that waits for space gets that much, so that not every launch sleeps.
 const ROOM: u64 = DEPTH / 16;
-/// Who waits for something that no engine can foresee looks again after this time.
+/// A thread that waits for something that no engine can foresee polls again after this time.
 const UNFORESEEN_NS: u64 = 20_000_000;
-/// How often a word of host memory is read that a stream waits for.
+/// Poll interval of a word of host memory that a stream waits for.
 const POLL_NS: u64 = 100_000;
 const WORKER_STACK_BYTES: usize = 256 << 10;
 
@@ -31,7 +32,7 @@ pub(super) struct LineKey {
     pub(super) stream: u64,
 }
 
-/// Where work goes.
+/// The destination of work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) key: LineKey,
@@ -50,9 +51,9 @@ pub(super) struct Line {
     /// Up to here, this stream has waited for the legacy one, and the legacy one for this.
     after_legacy: u64,
     legacy_after: u64,
-    /// How many kernels of each group that spin were queued.
+    /// The number of queued kernels of each spinning group.
     rounds: BTreeMap<(u32, u64), u32>,
-    /// What is to be done at items of this line, in their order.
+    /// The effects of the items of this line, in order.
     pub(super) effects: VecDeque<(u64, Effect)>,
     is_closed: bool,
 }
@@ -63,7 +64,7 @@ impl Line {
     }
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 #[derive(Default)]
 pub(super) struct Lines {
     pub(super) lines: BTreeMap<LineKey, Line>,
@@ -202,7 +203,7 @@ impl Timeline {
         let Some(expected) = crate::time::forecast(self.sim, engine.clone(), channel, seq) else {
             return unforeseen;
         };
-        // Others may give up their turns, or die: then it is earlier.
+        // Others may yield their turns, or die: then it is earlier.
         let best = crate::time::forecast(self.sim, engine.alone(channel), channel, seq).unwrap_or(expected);
         expected.min(best.max(engine.now_ns + SLICE_NS / 2))
     }
@@ -333,8 +334,8 @@ impl Timeline {
 }
 
 impl Line {
-    /// The first kernel of a group on a stream meets the first ones of the others, the second the second ones. So whoever looks finds the
-    /// same kernels to have met, however much later he comes to say so.
+    /// The first kernel of a group on a stream meets the first ones of the others, the second the second ones. So every
+    /// reader finds that the same kernels have met, however late it reads.
     fn with_round(&mut self, op: Op) -> Op {
         let Op::Spin { ranks, group } = op else { return op };
         let round = self.rounds.entry((ranks, group)).or_default();
@@ -358,15 +359,15 @@ impl Lines {
         self.lines.get_mut(&key).ok_or(CuError::INVALID_HANDLE)
     }
 
-    /// How many items [`Lines::order_with_legacy`] may ask for.
+    /// Maximum number of items that [`Lines::order_with_legacy`] may request.
     fn most_waits(&self, LineKey { context, stream }: LineKey) -> u64 {
         let is_other =
             |key: &&LineKey| key.context == context && (stream == LEGACY) != (key.stream == LEGACY);
         self.lines.keys().filter(is_other).count() as u64
     }
 
-    /// What an item has to wait for because of the legacy default stream: its items come after everything that the context's blocking
-    /// streams have, and theirs after its.
+    /// The items that an item has to wait for because of the legacy default stream: its items come after everything that the
+    /// context's blocking streams have, and theirs after its.
     fn order_with_legacy(&mut self, place: Place) -> Vec<Op> {
         let LineKey { context, stream } = place.key;
         if stream == LEGACY {

@@ -1,5 +1,5 @@
-//! Copies, fills and hints: accepted and forgotten, because there is no memory behind device addresses. They fail only
-//! without a context, as the real ones do. Most of them do not look at their arguments; copies of linear memory take time where
+//! Copies, fills and hints: accepted without an effect, because there is no memory behind device addresses. They fail only
+//! without a context, as the real ones do. Most of them ignore their arguments; copies of linear memory take time where
 //! kernels do.
 
 use std::convert::identity;

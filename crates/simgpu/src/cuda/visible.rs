@@ -1,4 +1,4 @@
-//! Which devices a process sees: `CUDA_VISIBLE_DEVICES`.
+//! The devices that a process sees: `CUDA_VISIBLE_DEVICES`.
 
 use crate::GRANULE_BYTES;
 use crate::identity::{DeviceUuid, gpu_uuid, gpu_uuid_bytes};

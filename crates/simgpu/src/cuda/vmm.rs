@@ -1,6 +1,6 @@
 //! Virtual memory management: physical memory (`cuMemCreate`), address ranges (`cuMemAddressReserve`), and mappings of the
-//! one into the other. Physical memory is freed when neither a handle nor a mapping is left, nor a descriptor or an importer in any
-//! process; of the last two its owner learns when it next asks for memory or how much there is.
+//! one into the other. Physical memory is freed when no handle, mapping, descriptor or importer is left in any process. Its
+//! owner learns of the last two when it next allocates or asks for the amount of memory.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -57,7 +57,8 @@ pub(super) struct Vmm {
     created: u64,
 }
 
-/// What an exported file descriptor holds. The memory belongs to a process; another one that imports it pays nothing.
+/// The contents of an exported file descriptor. The memory belongs to a process; another one that imports it pays
+/// nothing.
 const EXPORT_BYTES: usize = 32;
 const EXPORT_MAGIC: u64 = u64::from_le_bytes(*b"cantlVMM");
 
@@ -73,7 +74,7 @@ impl Vmm {
         handle
     }
 
-    /// Where the mapping that contains `address` starts, its size, and the device its memory is on.
+    /// The start of the mapping that contains `address`, its size, and the device of its memory.
     pub(super) fn mapped(&self, address: u64) -> Option<(u64, u64, usize)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
         let device = self.physical.get(&mapping.physical)?.device;
@@ -136,7 +137,7 @@ impl Inner {
         shared.collect::<Vec<_>>().into_iter().try_for_each(|handle| self.collect(handle))
     }
 
-    /// Takes memory; where there is none, once more after what nobody shares any longer has been given back.
+    /// Takes memory; if there is none, it retries after memory that is no longer shared has been released.
     pub(super) fn take_or_collect(&mut self, take: impl Fn(&mut Self) -> CuResult) -> CuResult {
         match take(self) {
             Err(CuError::OUT_OF_MEMORY) => self.collect_shared().and_then(|()| take(self)),

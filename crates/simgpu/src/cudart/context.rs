@@ -70,8 +70,8 @@ pub(super) fn enter_primary(device: i32) -> CudaResult {
     Ok(())
 }
 
-/// NVIDIA's runtime takes the primary context through a private table of NVIDIA's driver, unseen by whoever stands in front of the
-/// driver's exported functions. So does this library, through a table of the simulated driver's own.
+/// NVIDIA's runtime takes the primary context through a private table of NVIDIA's driver, invisible to any library in front
+/// of the driver's exported functions. So does this library, through a table of the simulated driver's own.
 fn retain(device: i32) -> CudaResult<usize> {
     static TABLE: Entry = Entry::new("cuGetExportTable\0");
     let (mut context, mut table): (usize, *const PrivateTable) = (0, std::ptr::null());
@@ -84,7 +84,8 @@ fn retain(device: i32) -> CudaResult<usize> {
         driver!(cuDevicePrimaryCtxRetain(&raw mut context => *mut usize, device => i32))?;
         return Ok(context);
     }
-    // SAFETY: only the simulated driver knows this id; what it gives for it is a table of this layout that lives for ever.
+    // SAFETY: only the simulated driver knows this id; what it returns for it is a table of this layout with the lifetime
+    // of the process.
     let retain = unsafe { (*table).primary_context_retain };
     super::driver::check(retain(crate::ffi::Out(&raw mut context), device))?;
     Ok(context)

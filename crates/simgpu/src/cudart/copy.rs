@@ -1,4 +1,4 @@
-//! Copies and fills. The driver works out itself from where to where a copy goes, so the kind that programs name is not looked at.
+//! Copies and fills. The driver itself determines the direction of a copy, so the kind that a program names is ignored.
 
 use std::ffi::c_void;
 

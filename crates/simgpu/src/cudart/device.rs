@@ -1,4 +1,4 @@
-//! Devices, versions, and the way to the driver's own functions.
+//! Devices, versions, and access to the driver's own functions.
 
 use std::ffi::{c_char, c_void};
 

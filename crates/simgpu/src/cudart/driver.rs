@@ -61,7 +61,7 @@ impl Entry {
     }
 }
 
-/// What a function of the driver answered.
+/// The result of a function of the driver.
 pub(super) fn check(code: i32) -> CudaResult {
     if code == 0 { Ok(()) } else { Err(CudaError(code)) }
 }

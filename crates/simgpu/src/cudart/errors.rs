@@ -1,4 +1,4 @@
-//! The last error of each thread, and what codes are called.
+//! The last error of each thread, and the names of codes.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -36,7 +36,7 @@ static NAMES: &[(i32, &CStr)] = &[
     (901, c"cudaErrorStreamCaptureInvalidated"), (999, c"cudaErrorUnknown"),
 ];
 
-/// What the runtime says where the driver has no words, or other ones.
+/// The runtime's text where the driver has none, or another one.
 static OWN_TEXTS: &[(i32, &CStr)] = &[
     (0, c"no error"),
     (35, c"CUDA driver version is insufficient for CUDA runtime version"),

@@ -1,4 +1,5 @@
-//! Kernels: what the compiler registers before `main`, the modules that are loaded of it on first use, and launches.
+//! Kernels: the registrations by the compiler before `main`, the modules that are loaded from them on first use, and
+//! launches.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -67,7 +68,7 @@ fn registry() -> std::sync::MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What was loaded into contexts that are gone.
+/// Drops the modules of contexts that are gone.
 pub(super) fn forget_loaded() {
     let mut registry = registry();
     registry.modules.clear();
@@ -162,7 +163,7 @@ runtime_api! {
         shared_bytes.set(configured.shared_bytes)?;
         Ok(stream.set(configured.stream)?)
     }
-    /// The host's side stands for the kernel in every context; `function` finds what it means.
+    /// The host's side means the kernel in every context; `function` finds what it means.
     fn __cudaGetKernel(kernel: Out<usize>, host: usize) { Ok(kernel.set(host)?) }
     fn __cudaLaunchKernel(
         kernel: usize, grid: Dim3, block: Dim3, arguments: *mut c_void, shared_bytes: usize, stream: usize,
@@ -179,7 +180,7 @@ runtime_api! {
     ) {
         launch(kernel, Launch { grid, block, shared_bytes, stream }, arguments)
     }
-    /// Attributes of a launch (clusters, priorities) are not looked at.
+    /// Attributes of a launch (clusters, priorities) are ignored.
     fn cudaLaunchKernelExC(config: In<Launch>, kernel: usize, arguments: *mut c_void) {
         launch(kernel, config.get()?, arguments)
     }
@@ -249,7 +250,13 @@ extern "C" fn __cudaRegisterFatBinary(wrapper: In<Wrapper>) -> *mut usize {
     Box::into_raw(Box::new(image))
 }
 
-/// 0 lets the launch go on.
+/// Code with managed variables calls it before their first use; they are there already.
+#[unsafe(no_mangle)]
+extern "C" fn __cudaInitModule(_handle: usize) -> c_char {
+    1
+}
+
+/// 0 lets the launch continue.
 #[unsafe(no_mangle)]
 extern "C" fn __cudaPushCallConfiguration(
     grid: Dim3,

@@ -2,12 +2,14 @@
 //!
 //! NVIDIA's own runtime asks the driver to prove that it is NVIDIA's, which a simulated driver does not try to. This library has the
 //! runtime's exported names instead, each made of functions of the driver API that are looked up as the runtime looks them
-//! up, through `cuGetProcAddress`. It shares nothing with the simulated driver but this crate: between the two stands whatever
-//! stands in front of the driver, cantle's filter for one.
+//! up, through `cuGetProcAddress`. It shares only this crate with the simulated driver. So cantle's filter, or anything else
+//! in front of the driver, is between the two.
 //!
-//! Names, signatures and error codes are those of NVIDIA's runtime API reference. What frameworks import is here, not all of the
-//! runtime. Kernels are launched and copies are made by the driver, so on simulated GPUs they do nothing.
+//! Names, signatures and error codes are those of NVIDIA's runtime API reference. It has the functions that frameworks
+//! import, not all of the runtime. Kernels are launched and copies are made by the driver, so on simulated GPUs they do
+//! nothing.
 
+mod array;
 mod context;
 mod copy;
 mod device;

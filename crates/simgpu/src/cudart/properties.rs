@@ -14,7 +14,7 @@ enum Field {
     Old(i32),
     /// `int`, from CUDA 13 on.
     New(i32),
-    /// So many `int`s that are 0 here.
+    /// This number of `int`s, which are 0 here.
     Zeros(usize),
 }
 use Field::{Int, New, Old, Size, Zeros};
@@ -23,7 +23,7 @@ const RESERVED: usize = 63;
 /// The larger of the two.
 const MOST_BYTES: usize = 1100;
 
-/// What follows `totalGlobalMem`, in order. 12 and 13 have the same fields in the same order but for those marked.
+/// The fields after `totalGlobalMem`, in order. 12 and 13 have the same fields in the same order but for those marked.
 #[rustfmt::skip]
 static FIELDS: &[Field] = &[
     Size(8), Int(12), Int(10), Size(11), // shared memory and registers per block, warp, pitch
@@ -73,7 +73,7 @@ fn properties(device: i32, is_13: bool) -> CudaResult<Bytes> {
     let mut bytes = Bytes { bytes: [0; MOST_BYTES], length: 0 };
     bytes.put(name, 1);
     bytes.put(uuid, 1);
-    // What Windows has: a LUID and its mask.
+    // Fields for Windows: a LUID and its mask.
     bytes.put([0; 8], 1);
     bytes.int(0);
     bytes.size(total as u64);

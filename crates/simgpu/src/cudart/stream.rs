@@ -8,7 +8,7 @@ use super::{CudaError, forwards, runtime_api};
 
 type Callback = extern "C" fn(usize, i32, *mut c_void);
 
-/// What a stream's callback needs that a host function does not bring.
+/// The arguments of a stream's callback that a host function lacks.
 struct Called {
     stream: usize,
     callback: Callback,

@@ -59,7 +59,7 @@ impl SimGpu {
         found.map(|(_, profile, instance)| (profile, instance)).ok_or(MigRefusal::InvalidArgument)
     }
 
-    /// Turns MIG mode on or off, if no process uses the GPU; `opened` says that one has it open.
+    /// Turns MIG mode on or off, if no process uses the GPU; `opened`: a process has it open.
     pub fn set_mig_mode(&mut self, on: bool, opened: bool) -> Result<ModeChange, MigRefusal> {
         table(self.model()).ok_or(MigRefusal::NotSupported)?;
         self.mig_pending = u32::from(on);
@@ -76,7 +76,7 @@ impl SimGpu {
         self.model().capability.0 < 9
     }
 
-    /// The driver is loaded again: there are no instances, and the mode that was asked for last is the mode.
+    /// The driver is loaded again: there are no instances, and the mode that was requested last is the mode.
     pub fn reload(&mut self) {
         for id in 0..self.instances.len() {
             self.instances[id] = SimGpuInstance::NONE;
@@ -172,7 +172,8 @@ impl SimGpu {
             .filter_map(|(ci, c)| Some((ci, profile.compute.get((c.profile as usize).checked_sub(1)?)?, *c))))
     }
 
-    /// Where in a GPU instance the next compute instance of a profile would start, and how many more would fit.
+    /// The start of the next compute instance of a profile in a GPU instance, and the number of instances that still
+    /// fit.
     pub fn free_compute(
         &self,
         id: usize,

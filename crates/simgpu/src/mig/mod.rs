@@ -1,7 +1,7 @@
 //! MIG: profiles of the models that have it, and the instances of a GPU.
 //!
-//! Refusals are the driver's: no overlap, no more of a profile than it allows, and nothing that is in use is destroyed. How
-//! instances are named is in [`Names`].
+//! It refuses what the driver refuses: overlaps, more instances of a profile than allowed, and the destruction of an
+//! instance in use. [`Names`] has the naming of instances.
 
 mod instances;
 mod names;
@@ -36,9 +36,9 @@ pub struct GpuInstanceProfile {
     pub compute_slices: u32,
     /// Memory slices.
     pub size: u32,
-    /// Where it may start.
+    /// Its possible starts.
     pub starts: &'static [u32],
-    /// How many fit on an empty GPU.
+    /// The number that fits on an empty GPU.
     pub max_instances: u32,
     /// Memory; 0 if unpublished (see [`memory_mib`]).
     pub memory_mib: u32,
@@ -54,7 +54,7 @@ pub struct GpuInstanceProfile {
     pub jpeg: u32,
     /// Optical flow engines.
     pub ofa: u32,
-    /// What compute instances it can be cut into.
+    /// The compute instances that it can be divided into.
     pub compute: &'static [ComputeInstanceProfile],
 }
 
@@ -67,7 +67,7 @@ pub struct ComputeInstanceProfile {
     pub id: u32,
     /// Compute slices.
     pub slices: u32,
-    /// How many fit into the GPU instance.
+    /// The number that fits into the GPU instance.
     pub max_instances: u32,
 }
 
@@ -78,7 +78,7 @@ pub fn table(model: &Model) -> Option<&'static ProfileTable> {
     TABLES.iter().find(|t| Some(t.key) == model.mig)
 }
 
-/// Memory of an instance. Where no figure has been published, its share of the whole, in whole granules.
+/// Memory of an instance. Without a published figure, its share of the whole, in whole granules.
 pub fn memory_mib(model: &Model, table: &ProfileTable, profile: &GpuInstanceProfile) -> u32 {
     match profile.memory_mib {
         0 => model.memory_mib / table.units * profile.size / 2 * 2,

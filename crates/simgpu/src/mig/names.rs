@@ -4,7 +4,7 @@ use super::{GpuInstanceProfile, ProfileTable};
 use crate::identity::{DeviceUuid, gpu_uuid, uuid_of};
 use crate::state::{MAX_INSTANCES, SimGpu};
 
-/// How a driver names the instances of one GPU.
+/// A driver's names for the instances of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Ids of each size count from the last placement to the first.

@@ -1,5 +1,6 @@
-//! The device nodes that open an instance. A process that can't open them does not see the instance; a container gets those of
-//! its own. On a machine in a directory, files take their place; elsewhere the nodes exist from the start.
+//! The device nodes that open an instance. A process that cannot open them does not see the instance; a container gets only
+//! the nodes of its own instance. On a machine in a directory, files take their place; elsewhere the nodes exist from the
+//! start.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};

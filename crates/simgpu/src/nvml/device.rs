@@ -1,4 +1,4 @@
-//! What GPUs there are and what they are called.
+//! The GPUs of the machine, and their names.
 
 use std::ffi::c_char;
 

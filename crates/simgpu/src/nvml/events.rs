@@ -1,5 +1,8 @@
-//! Events: sets can be made and waited for. The only events are scripted Xid errors (see `faults`).
+//! Events: sets can be made, GPUs registered in them, and events waited for. The only events are scripted Xid errors (see `faults`).
+//! A real driver gives each set its own copy of an event; here the first one that asks gets it.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::faults::next_xid;
@@ -8,12 +11,19 @@ use super::session::sim;
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::ffi::Out;
 
-/// The one event set there is; it holds nothing.
+/// The handle of the first event set.
 const EVENT_SET: usize = 0xC0DE_E000;
 
-fn known(set: usize) -> NvmlResult {
+/// The GPUs that are registered in each set of this process.
+static SETS: Mutex<BTreeMap<usize, BTreeSet<usize>>> = Mutex::new(BTreeMap::new());
+
+fn sets() -> MutexGuard<'static, BTreeMap<usize, BTreeSet<usize>>> {
+    SETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registered(set: usize) -> Result<BTreeSet<usize>, NvmlError> {
     sim()?;
-    if set == EVENT_SET { Ok(()) } else { Err(NvmlError::INVALID_ARGUMENT) }
+    sets().get(&set).cloned().ok_or(NvmlError::INVALID_ARGUMENT)
 }
 
 const EVENT_XID: u64 = 8;
@@ -32,11 +42,10 @@ pub(super) struct EventData {
 }
 
 fn wait(set: usize, event: Out<EventData>, timeout_ms: u32) -> NvmlResult {
-    known(set)?;
-    let sim = sim()?;
+    let (gpus, sim) = (registered(set)?, sim()?);
     let mut left = Duration::from_millis(u64::from(timeout_ms));
     loop {
-        if let Some((gpu, data)) = next_xid(sim) {
+        if let Some((gpu, data)) = next_xid(sim, |gpu| gpus.contains(&gpu)) {
             let instances = NO_INSTANCE;
             let device = of_gpu(gpu);
             let xid = EventData {
@@ -60,10 +69,16 @@ fn wait(set: usize, event: Out<EventData>, timeout_ms: u32) -> NvmlResult {
 nvml_api! {
     fn nvmlEventSetCreate(set: Out<usize>) {
         sim()?;
-        Ok(set.set(EVENT_SET)?)
+        let mut sets = sets();
+        let next = sets.last_key_value().map_or(EVENT_SET, |(last, _)| last + 1);
+        sets.insert(next, BTreeSet::new());
+        Ok(set.set(next)?)
     }
 
-    fn nvmlEventSetFree(set: usize) { known(set) }
+    fn nvmlEventSetFree(set: usize) {
+        sim()?;
+        sets().remove(&set).map(drop).ok_or(NvmlError::INVALID_ARGUMENT)
+    }
 
     fn nvmlEventSetWait(set: usize, event: Out<EventData>, timeout_ms: u32) { wait(set, event, timeout_ms) }
 
@@ -74,8 +89,12 @@ nvml_api! {
         Ok(types.set(EVENT_XID)?)
     }
 
-    fn nvmlDeviceRegisterEvents(device: Handle, _types: u64, set: usize) {
-        gpu(device)?;
-        known(set)
+    fn nvmlDeviceRegisterEvents(device: Handle, types: u64, set: usize) {
+        let gpu = gpu(device)?.index;
+        if types & !EVENT_XID != 0 {
+            return Err(NvmlError::NOT_SUPPORTED);
+        }
+        sets().get_mut(&set).ok_or(NvmlError::INVALID_ARGUMENT)?.insert(gpu);
+        Ok(())
     }
 }

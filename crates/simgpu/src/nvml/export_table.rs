@@ -1,6 +1,6 @@
 //! The private table through which `nvidia-smi` reaches NVML. Without it the program prints "Mismatch in versions", and its
-//! process list comes from here, not from the public functions. Slots and structure were found by trying with the programs
-//! of drivers 535 and 550.
+//! process list comes from here, not from the public functions. Slots and structure were found by experiments with the
+//! programs of drivers 535, 550, 555, 580 and 595.
 
 use std::ffi::{c_char, c_void};
 
@@ -20,7 +20,7 @@ const COMPUTE_PROCESSES: usize = 213;
 const GRAPHICS_PROCESSES: usize = 214;
 const MPS_PROCESSES: usize = 215;
 
-/// What a slot is called with: a GPU, and a list to fill.
+/// The arguments of a slot: a GPU, and a list to fill.
 type Slot = extern "C" fn(Handle, Out<u32>, Out<NamedProcess>) -> i32;
 
 /// The table: its size in bytes, then functions.

@@ -1,4 +1,4 @@
-//! Scripted faults: what real drivers do on bad days, so that tests can have bad days on purpose.
+//! Scripted faults: failures of real drivers, for tests to trigger on purpose.
 //!
 //! A text file `faults` in the directory in which the machine was made, one fault per line:
 //!
@@ -12,9 +12,9 @@
 //! ```
 //!
 //! The first word is a function's name, or `*` for all that take a GPU; the conditions narrow it down; the first line that
-//! fits is what happens. `once` lines are removed when they have happened. With `activation`, a change of MIG mode
-//! succeeds but stays pending for the given reason (16: the GPU must be reset). An `xid` line is not a call: it is an event
-//! that `nvmlEventSetWait` delivers.
+//! matches applies. A `once` line is removed after its use. With `activation`, a change of MIG mode succeeds but stays
+//! pending for the given reason (16: the GPU must be reset). An `xid` line is not a call: it is an event that
+//! `nvmlEventSetWait` delivers.
 
 use std::cell::Cell;
 use std::fs;
@@ -114,9 +114,13 @@ pub(super) fn activation(sim: &'static Sim, gpu: usize) -> Option<i32> {
     )
 }
 
-/// The next scripted Xid: its GPU and code.
-pub(super) fn next_xid(sim: &'static Sim) -> Option<(usize, u64)> {
-    take(sim, |fault| fault.call == XID, |fault| (fault.gpu.unwrap_or(0), fault.code))
+/// The next scripted Xid of GPUs that are listened to: its GPU and code.
+pub(super) fn next_xid(sim: &'static Sim, listens: impl Fn(usize) -> bool) -> Option<(usize, u64)> {
+    take(
+        sim,
+        |fault| fault.call == XID && listens(fault.gpu.unwrap_or(0)),
+        |fault| (fault.gpu.unwrap_or(0), fault.code),
+    )
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub(super) struct MigTarget {
     pub(super) compute: usize,
 }
 
-/// What an `nvmlDevice_t` can be.
+/// The kinds of `nvmlDevice_t`.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Gpu(Gpu),

@@ -1,4 +1,4 @@
-//! Memory figures.
+//! The memory figures of GPUs and instances.
 
 use super::handle::{Handle, Target, target};
 use super::settings::{Setting, is_on};
@@ -26,7 +26,7 @@ pub(super) struct MemoryV2 {
     used: u64,
 }
 
-/// What is installed, given out, and kept by the driver for itself.
+/// The installed memory, the allocated part, and the driver's reserve.
 fn memory(device: Handle) -> super::NvmlResult<(Memory, u64)> {
     let target = target(device)?;
     if matches!(target, Target::Gpu(gpu) if gpu.device().mig_enabled != 0) && is_on(Setting::Unprivileged) {

@@ -19,8 +19,8 @@ pub(super) struct Placement {
     pub(super) size: u32,
 }
 
-/// What all versions of the profile structures have, in their order: id, slices, instances, multiprocessors, copy engines,
-/// decoders, encoders, JPEG, OFA.
+/// The common fields of all versions of the profile structures, in order: id, slices, instances, multiprocessors, copy
+/// engines, decoders, encoders, JPEG, OFA.
 type Counts = [u32; 9];
 
 /// `nvmlGpuInstanceProfileInfo_t`.
@@ -104,7 +104,7 @@ fn after_id(counts: Counts) -> [u32; 8] {
     std::array::from_fn(|i| counts[i + 1])
 }
 
-/// What needs the capability `mig/config`.
+/// Checks the capability `mig/config`.
 pub(super) fn privileged() -> NvmlResult {
     if is_on(Setting::Unprivileged) { Err(NvmlError::NO_PERMISSION) } else { Ok(()) }
 }
@@ -170,7 +170,7 @@ pub(super) fn not_subscribed(place: &MigTarget) -> NvmlResult {
     if opened { Err(NvmlError::IN_USE) } else { Ok(()) }
 }
 
-/// At once on a GPU that nobody uses; else, or where a reset is needed that can't be had, it stays pending for the reason returned.
+/// At once on an unused GPU; else, or where a reset is needed and not possible, it stays pending for the returned reason.
 fn set_mode(gpu: &Gpu, on: bool) -> NvmlResult<i32> {
     let resets = gpu.device().resets_for_mig();
     if resets && is_on(Setting::NoReset) {

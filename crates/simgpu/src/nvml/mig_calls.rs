@@ -1,4 +1,4 @@
-//! What all MIG calls have in common: the process's lock, and their time.
+//! The common parts of all MIG calls: the process's lock, and their duration.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;

@@ -10,8 +10,8 @@ use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
 use crate::mig::{ComputeInstanceProfile, multiprocessors};
 
-/// What all versions of the profile structures have, in their order: id, slices, instances, multiprocessors, and the GPU
-/// instance's copy engines, decoders, encoders, JPEG, OFA.
+/// The common fields of all versions of the profile structures, in order: id, slices, instances, multiprocessors, and
+/// the GPU instance's copy engines, decoders, encoders, JPEG, OFA.
 type Counts = [u32; 9];
 
 /// `nvmlComputeInstanceProfileInfo_v2_t`.

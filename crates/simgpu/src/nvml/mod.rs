@@ -1,9 +1,9 @@
 //! The simulated `libnvidia-ml.so.1`.
 //!
-//! Names, structures and error codes are those of NVIDIA's NVML reference. Memory and processes are the machine's state;
-//! what a simulation has no truth for is plain invention, marked "simulated" where it is made: a GPU on which a process
-//! has a context is fully busy (unless its kernels take time, see `crate::time`), at 60 % of its power limit and 62 °C; an idle one at 0 %, 15 % and 35 °C. Everything else
-//! that the real library exports answers `NVML_ERROR_NOT_SUPPORTED`.
+//! Names, structures and error codes are those of NVIDIA's NVML reference. Memory and processes are the machine's state.
+//! Figures that a simulation cannot know are invented, and marked "simulated" in the code: a GPU on which a process has a
+//! context is fully busy (unless its kernels take time, see `crate::time`), at 60 % of its power limit and 62 °C; an idle
+//! one at 0 %, 15 % and 35 °C. Everything else that the real library exports answers `NVML_ERROR_NOT_SUPPORTED`.
 
 mod device;
 mod events;

@@ -1,4 +1,4 @@
-//! Which processes use a GPU.
+//! The processes that use a GPU.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -77,13 +77,13 @@ impl From<Process> for ProcessV1 {
     }
 }
 
-/// What was shown of a device's processes.
+/// The last report of a device's processes.
 struct Shown {
     at_ns: u64,
     processes: Vec<Process>,
 }
 
-/// What was shown last, by GPU and first domain.
+/// The last reports, by GPU and first domain.
 static SHOWN: Mutex<BTreeMap<(usize, usize), Shown>> = Mutex::new(BTreeMap::new());
 
 /// The processes that hold memory of a GPU or MIG device, and with it a context; as they were a while ago, if this driver is slow.
@@ -149,7 +149,7 @@ pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlRes
     Ok(())
 }
 
-/// Those of a GPU in MIG mode are told to who may see them all.
+/// Only callers who may see all processes get those of a GPU in MIG mode.
 fn permitted(target: &Target) -> NvmlResult {
     let is_parent = matches!(target, Target::Gpu(gpu) if gpu.device().mig_enabled != 0);
     if is_parent && is_on(Setting::Unprivileged) { Err(NvmlError::NO_PERMISSION) } else { Ok(()) }

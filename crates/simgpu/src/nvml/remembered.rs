@@ -1,4 +1,4 @@
-//! What a process remembers of GPU instances: see `remembered_instances` in the table of settings.
+//! The profiles of GPU instances that a process remembers: see `remembered_instances` in the table of settings.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -45,7 +45,7 @@ pub(super) fn forget_all() {
     all().clear();
 }
 
-/// What this process believes of an instance that exists.
+/// The profile that this process remembers of an existing instance.
 pub(super) fn of(place: &MigTarget) -> NvmlResult<Seen> {
     let now = real(&place.gpu, place.instance)?;
     if !is_on(Setting::RememberedInstances) {

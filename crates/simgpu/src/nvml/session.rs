@@ -1,4 +1,4 @@
-//! Initialization and its count.
+//! Initialization, and its reference count.
 
 use std::fs::File;
 use std::sync::Mutex;

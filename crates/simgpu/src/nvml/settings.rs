@@ -1,11 +1,11 @@
-//! What differs between drivers and between machines: one table, each row with its source.
+//! The differences between drivers and between machines: one table, each row with its source.
 //!
-//! Without a file, a machine has a current driver. A text file `model` beside `faults` changes rows, one `name=value` per line;
-//! it is read when a process initializes the library. A name or value that is not in the table makes `nvmlInit` fail.
+//! Without a file, a machine has a current driver. A text file `model` next to `faults` changes rows, one `name=value` per
+//! line; it is read when a process initializes the library. A name or value that is not in the table makes `nvmlInit` fail.
 //!
 //! "Library" in a source means NVIDIA's own libnvidia-ml as Debian ships it (470.256, 525.147, 535.261, 550.163), read in its
 //! machine code; "header" is NVIDIA's `nvml.h`; "kernel modules" are NVIDIA's open ones (595.45). Nothing here has been
-//! measured on a card by us: `tests/gpu/mig_verify.py` asks one.
+//! measured on real hardware by us: `tests/gpu/mig_verify.py` does that.
 
 use std::fs;
 use std::path::Path;
@@ -19,9 +19,9 @@ pub(super) struct Switch {
     pub(super) default: u64,
     /// The largest value.
     pub(super) most: u64,
-    /// What it is.
+    /// Its meaning.
     pub(super) what: &'static str,
-    /// How that is known.
+    /// Its source.
     pub(super) source: &'static str,
 }
 

@@ -1,6 +1,6 @@
-//! Utilization per process. A process whose kernels take time has had the part of the last period that its engines say. Where there
-//! is none, it is simulated: a process that holds memory computes, and all that do share the GPU evenly. There is one sample of
-//! each, one period after the last one that the caller names.
+//! Utilization per process. For a process whose kernels take time, it is the part of the last period that its engines
+//! report. Otherwise it is invented: every process that holds memory computes, and all of them share the GPU evenly. Each
+//! process has one sample, one period after the last one that the caller names.
 
 use super::handle::{Handle, Target, gpu};
 use super::process::{holders, list, running};
@@ -66,7 +66,7 @@ fn samples(device: Handle, since_us: u64) -> NvmlResult<Vec<Sample>> {
     Ok(processes.into_iter().map(|process| sample(process.pid)).collect())
 }
 
-/// What the engines of a device did in the last period.
+/// The work of a device's engines in the last period.
 pub(super) struct Measured {
     /// Of the busiest engine: instances of a GPU have one each.
     pub(super) percent: u32,

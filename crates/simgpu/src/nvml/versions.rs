@@ -1,4 +1,4 @@
-//! What a driver of the machine's version lacks, or does otherwise.
+//! The functions that a driver of the machine's version lacks, or implements differently.
 
 use super::{NvmlError, NvmlResult};
 use crate::state::Sim;

@@ -30,8 +30,8 @@ const HOME_LEN: usize = 512;
 const FILE_BYTES: u64 = (size_of::<Region>() as u64).next_multiple_of(4096);
 
 /// The file as mapped. Any bytes are a valid value. `magic`, `version` and `home` are written before the file gets its name and
-/// never change; `liveness` and `time` are atomic; the rest is in cells: `state` belongs to whoever holds `mutex`, and `boot_id` is written
-/// under a lock on the file.
+/// never change; `liveness` and `time` are atomic; the rest is in cells: Only the holder of `mutex` accesses `state`, and
+/// `boot_id` is written under a lock on the file.
 #[repr(C)]
 struct Region {
     magic: u64,
@@ -153,7 +153,7 @@ impl Sim {
         &self.region.liveness[slot]
     }
 
-    /// What the engines do, which is not behind the lock.
+    /// The state of the engines, which the lock does not guard.
     pub(crate) fn time(&self) -> &'static TimeRegion {
         &self.region.time
     }
@@ -249,7 +249,8 @@ impl Region {
             self.time.reset();
             state.power_on(&spec);
             fence(Ordering::SeqCst);
-            // SAFETY: a live mapping, and the file lock admits one writer. Written last, so whoever reads it finds the rest done.
+            // SAFETY: a live mapping, and the file lock admits one writer. Written last, so a reader of it finds the rest
+            // done.
             unsafe { self.boot_id.get().write_volatile(boot_id) };
         }
         file.unlock()

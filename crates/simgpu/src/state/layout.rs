@@ -1,4 +1,4 @@
-//! What the state file holds.
+//! The layout of the state file.
 
 use crate::GRANULE_BYTES;
 use crate::models::{MODELS, Model, RESERVED_MIB};
@@ -66,7 +66,7 @@ pub struct SimGpuInstance {
     pub profile: u32,
     /// The first memory slice.
     pub start: u32,
-    /// Which of the GPU's pipes it has, plus 1; 0 if its name does not depend on that.
+    /// The number of its pipe on the GPU, plus 1; 0 if its name does not depend on that.
     pub pipe: u32,
     /// Compute instances, by id.
     pub compute: [SimComputeInstance; MAX_COMPUTE_INSTANCES],
@@ -134,7 +134,7 @@ impl SimGpu {
         &MODELS[self.model as usize % MODELS.len()]
     }
 
-    /// What the driver keeps of the GPU for itself.
+    /// The memory that the driver reserves on the GPU.
     pub fn reserved_bytes(&self) -> u64 {
         // A last odd MiB is not reserved.
         let all = u64::from(self.model().memory_mib / 2);

@@ -1,5 +1,5 @@
-//! Which processes are alive: each registered process has a thread that holds its slot's *liveness word* in the machine's memory,
-//! which the kernel writes when the thread ends (a robust futex, see `set_robust_list(2)`).
+//! Detects which processes are alive. Each registered process has a thread that holds its slot's *liveness word* in the
+//! machine's memory, which the kernel writes when the thread ends (a robust futex, see `set_robust_list(2)`).
 //!
 //! The thread ends with its process, however that ends, and at `exec`; a forked child has no such thread. That is exactly
 //! the lifetime of a CUDA context, and it needs neither a file descriptor nor a pid, so it works across containers.

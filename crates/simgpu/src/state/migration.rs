@@ -1,8 +1,9 @@
-//! Memory that migrates: managed memory, and with HMM what `malloc` gives. Its pages are resident on a GPU while that uses them, and
-//! leave it when somebody needs the room: another process's migrating pages, or an allocation, which has precedence over all of them.
+//! Memory that migrates: managed memory, and with HMM what `malloc` gives. Its pages are resident on a GPU while that GPU
+//! uses them. They are evicted for another process's migrating pages, or for an allocation, which has precedence over all of
+//! them.
 //!
-//! The driver's figures of a process do not contain them, as NVIDIA's kernel module for unified memory takes them for itself. Which
-//! pages were evicted is not simulated, only how many.
+//! The driver's figures of a process do not contain them, because NVIDIA's kernel module for unified memory holds them.
+//! Only the number of evicted pages is simulated, not their identity.
 
 use super::process::{ConsumeError, Registration};
 use super::{Slot, StateGuard};
@@ -51,7 +52,7 @@ impl StateGuard {
         }
     }
 
-    /// Granules of a domain that nobody can be made to leave.
+    /// Granules of a domain that cannot be evicted.
     pub(super) fn pinned(&self, device: usize, domain: usize) -> u32 {
         self.processes().map(|(_, process)| process.held_granules[device][domain]).sum()
     }

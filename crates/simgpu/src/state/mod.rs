@@ -1,8 +1,8 @@
 //! The state of the simulated machine, shared by all processes through one mapped file or device node.
 //!
 //! One robust mutex in the file guards everything. A process can be killed at any instruction: the kernel then marks the
-//! mutex, the next owner recomputes the totals from the per-process figures, and nothing drifts. What a dead process held
-//! is given back by [`Sim::swept`], which recognizes the dead by a word that the kernel writes for them (see `liveness`).
+//! mutex, the next owner recomputes the totals from the per-process figures, and nothing drifts. [`Sim::swept`] releases
+//! what a dead process held. It detects the death by a word that the kernel writes (see `liveness`).
 
 mod file;
 mod layout;

@@ -44,7 +44,7 @@ pub(super) fn pid_from_here(slot: &Slot) -> u32 {
         known.insert(registered, slot.pid);
         return slot.pid;
     }
-    // One pass over all processes answers for whoever is asked about next, too: many start together.
+    // One pass over all processes also answers the next questions: many start together.
     for pid in pids() {
         if let Some(found) = identity(pid) {
             known.insert(found, pid);
@@ -59,7 +59,7 @@ fn similar(&(pid, start, _): &Registered) -> Option<u32> {
     pids().find(|found| identity(*found) == Some((pid, start, UNREADABLE)))
 }
 
-/// Stands for a namespace that can't be read.
+/// Used for a namespace that can't be read.
 const UNREADABLE: u64 = 0;
 
 fn identity(pid: u32) -> Option<Registered> {
@@ -73,9 +73,14 @@ fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
+/// A program may give itself a name that is no text.
+fn text(path: &str) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
+}
+
 /// Field 22 of `/proc/PID/stat`. The second field, the program's name, may hold anything; it ends at the last parenthesis.
 fn start_ticks(pid: &str) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = text(&format!("/proc/{pid}/stat"))?;
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
@@ -85,7 +90,7 @@ fn namespace(pid: &str) -> Option<u64> {
 
 /// The pid in the process's own namespace.
 fn innermost(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = text(&format!("/proc/{pid}/status"))?;
     status
         .lines()
         .find_map(|line| line.strip_prefix("NSpid:"))?

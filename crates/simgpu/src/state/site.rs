@@ -1,4 +1,4 @@
-//! Where the parts of a machine are: its state, its device nodes.
+//! The paths of a machine: its state, its device nodes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt as _;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// the only one. On a simulated machine the machine's state is there.
 const CONTROL_NODES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 
-/// Where a machine is.
+/// The location of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
     /// In a directory, which programs are given by a setting.
@@ -28,7 +28,7 @@ impl Site {
         CONTROL_NODES.into_iter().find(is_simulated).map(Self::Nodes)
     }
 
-    /// What the machine is called in messages.
+    /// The name of the machine in messages.
     pub(super) fn name(&self) -> &Path {
         match self {
             Self::Directory(dir) => dir,

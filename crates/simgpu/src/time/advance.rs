@@ -1,4 +1,4 @@
-//! What an engine does as time goes on. Pure: the same state and the same rings give the same result.
+//! Advances an engine to a given time. Pure: the same state and the same rings give the same result.
 
 use super::engine::{Channel, Engine, Passed, slot_of};
 use super::item::{Item, Op};
@@ -9,13 +9,13 @@ const MAX_PASSED: usize = 256;
 /// Steps of a forecast. Beyond that it is no forecast.
 const MAX_STEPS: usize = 4096;
 
-/// What is queued for the channels of an engine.
+/// The queues of an engine's channels.
 pub(super) trait Rings {
     /// An item, or `None` if it was not queued yet.
     fn item(&self, ring: usize, seq: u64) -> Option<Item>;
 }
 
-/// What the context whose turn it is has on the engine.
+/// The running items of the context whose turn it is.
 #[derive(Default)]
 struct Running {
     kernels: u64,
@@ -32,13 +32,13 @@ impl Engine {
         self.passed.len() >= MAX_PASSED
     }
 
-    /// Lets time go on until `until_ns`, or until [`Engine::is_full`].
+    /// Advances the time to `until_ns`, or until [`Engine::is_full`].
     pub(super) fn advance(&mut self, rings: &impl Rings, until_ns: u64) {
         self.passed.clear();
         while self.now_ns < until_ns && !self.is_full() {
             self.step(rings, until_ns);
         }
-        // What takes no time after what has just ended.
+        // Passes the items without a duration after the one that has just ended.
         if self.switch_left_ns == 0 {
             self.settle(rings);
         }
@@ -198,7 +198,7 @@ impl Engine {
         }
     }
 
-    /// Nobody has work: goes on to when somebody will, at most to `until_ns`.
+    /// No context has work: advances to the next work, at most to `until_ns`.
     fn idle(&mut self, rings: &impl Rings, until_ns: u64) {
         let ready = self.channels.iter().filter_map(|c| rings.item(c.ring, c.head)).map(|item| item.ready_ns);
         let next = ready.filter(|ready| *ready > self.now_ns).min().unwrap_or(u64::MAX);
@@ -247,7 +247,7 @@ impl Engine {
     }
 
     /// When a channel will have passed an item if nothing changes, or when a kernel that spins in it will next get the engine;
-    /// `None` if neither can be told.
+    /// `None` if neither is known.
     pub(super) fn forecast(mut self, rings: &impl Rings, channel: u64, seq: u64) -> Option<u64> {
         let ring = self.channel(channel)?.ring;
         let spins = |engine: &Self| engine.spinning(rings).iter().any(|s| s.0 == ring);

@@ -1,4 +1,4 @@
-//! An engine's state as words, which is how processes share it.
+//! Encodes an engine's state as words, so that processes can share it.
 
 use super::engine::{Channel, Engine, Passed, Process};
 
@@ -10,7 +10,7 @@ const PER_CHANNEL: usize = 6;
 const PER_PASSED: usize = 3;
 
 impl Engine {
-    /// How many words [`Engine::encode`] makes.
+    /// The number of words that [`Engine::encode`] writes.
     pub(super) fn words(&self) -> usize {
         HEAD + self.processes.len() * PER_PROCESS
             + self.contexts.len() * PER_CONTEXT

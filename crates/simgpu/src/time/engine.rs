@@ -1,6 +1,6 @@
 //! The state of one engine.
 
-/// What an engine has done so far. Plain figures: a copy of it can be advanced by anybody, without anyone noticing.
+/// The progress of an engine. Plain figures: any process can advance a copy of it without an effect on others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Engine {
     /// Everything before this time has happened.
@@ -9,9 +9,9 @@ pub(crate) struct Engine {
     pub(crate) busy_ns: u64,
     /// The same at the last two ends of a period.
     pub(super) busy_samples_ns: [u64; 2],
-    /// What is left of the turn.
+    /// The rest of the turn.
     pub(super) slice_left_ns: u64,
-    /// What is left of the change to the context whose turn it is.
+    /// The rest of the switch to the context whose turn it is.
     pub(super) switch_left_ns: u64,
     /// Index of the context whose turn it is.
     pub(super) turn: usize,
@@ -44,9 +44,9 @@ pub(super) struct Channel {
     pub(super) ring: usize,
     /// The first item that is not done.
     pub(super) head: u64,
-    /// What is left of it, if it is a kernel; 0: not begun.
+    /// Its remaining time, if it is a kernel; 0: not begun.
     pub(super) left_ns: u64,
-    /// What is left of it, if it is a copy; 0: not begun.
+    /// Its remaining time, if it is a copy; 0: not begun.
     pub(super) copy_left_ns: u64,
 }
 
@@ -122,7 +122,7 @@ impl Engine {
         self.next_channel
     }
 
-    /// Ends a channel, whatever is left in it.
+    /// Ends a channel and drops its items.
     pub(crate) fn close(&mut self, channel: u64) {
         self.channels.retain(|c| c.id != channel);
         self.forget_contexts();

@@ -1,5 +1,5 @@
-//! Kernels that spin until others run: on other engines too, of which each goes on by itself. Whoever sees that enough of a group
-//! run at the same time tells all of them.
+//! Kernels that spin until others run, also on other engines, which advance independently. The process that detects that
+//! enough of a group run at the same time notifies all of them.
 
 use super::advance::Rings as _;
 use super::engine::Engine;
@@ -33,7 +33,8 @@ fn meet(sim: &'static Sim, ring: usize, seq: u64) -> bool {
     true
 }
 
-/// If a channel has a kernel that spins on the engine now, looks whether it has met the others of its group. Whether it has.
+/// If a channel has a kernel that spins on the engine now, checks whether it has met the others of its group. Whether it
+/// has.
 pub(crate) fn meet_if_spinning(sim: &'static Sim, engine: &Engine, channel: u64) -> bool {
     let Some(ring) = engine.channel(channel).map(|c| c.ring) else { return false };
     let mut spinning = engine.spinning(&RingsOf(sim)).into_iter().filter(|s| s.0 == ring);

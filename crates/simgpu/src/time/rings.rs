@@ -20,7 +20,7 @@ const PENDING: u64 = 1 << 63;
 pub(super) struct Header {
     /// Slot of the process that it belongs to, plus 1; 0: free.
     owner: AtomicU32,
-    /// Changes when somebody should look again; a futex.
+    /// Changes when waiting threads should check again; a futex.
     signal: AtomicU32,
     /// Number of the next item. Goes on when the ring changes hands: no two items of a ring have the same number.
     tail: AtomicU64,
@@ -62,7 +62,7 @@ impl Ring {
         Some(Self { sim, index })
     }
 
-    /// A ring by its number, whoever has it.
+    /// A ring by its number, of any process.
     pub(super) fn at(sim: &'static Sim, index: usize) -> Self {
         Self { sim, index: index % MAX_RINGS }
     }
@@ -110,7 +110,7 @@ impl Ring {
         (at_ns & PENDING == 0).then_some(at_ns)
     }
 
-    /// Notes when that was. Only the first one does; who comes late, even by hours, changes nothing.
+    /// Notes when that was. Only the first call does; a late one, even by hours, changes nothing.
     pub(super) fn set_at_ns(&self, seq: u64, at_ns: u64) -> bool {
         let word = &self.entry(seq).at_ns;
         word.compare_exchange(PENDING | seq, at_ns, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -121,7 +121,7 @@ impl Ring {
         self.header().signal.load(Ordering::Acquire)
     }
 
-    /// Wakes those who sleep on this ring.
+    /// Wakes the threads that sleep on this ring.
     pub(crate) fn wake(&self) {
         let signal = &self.header().signal;
         signal.fetch_add(1, Ordering::AcqRel);

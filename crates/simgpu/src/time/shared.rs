@@ -1,7 +1,9 @@
-//! Engines in memory that all processes share. A state is never changed in place: who has computed a newer one writes it into a
-//! free buffer and makes that the current one with one compare-and-swap, or throws it away if somebody else was quicker.
+//! Engines in memory that all processes share. A state is never changed in place: a process that has computed a newer one
+//! writes it into a free buffer and makes that the current one with one compare-and-swap, or drops it if another process was
+//! quicker.
 //!
-//! A process that is stopped on the way keeps a buffer; there are [`BUFFERS`]. That of a dead one is taken over.
+//! A process that is stopped in between keeps a buffer; there are [`BUFFERS`]. Others take over the buffer of a dead
+//! process.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -27,7 +29,7 @@ pub(crate) struct TimeRegion {
 
 #[repr(C)]
 struct SharedEngine {
-    /// Which buffer is the current state, and how often that has changed; 0: nobody has used this engine.
+    /// The number of the current buffer, and a count of changes; 0: nobody has used this engine.
     current: AtomicU64,
     buffers: [Buffer; BUFFERS],
 }
@@ -57,7 +59,7 @@ impl SharedEngine {
             let length = if current == 0 { 0 } else { length };
             let words: Vec<u64> = buffer.words[..length].iter().map(|w| w.load(Ordering::Relaxed)).collect();
             fence(Ordering::Acquire);
-            // Whoever writes into a buffer has seen that it is not the current one any more.
+            // The writer of a buffer has checked that it is no longer the current one.
             if self.current.load(Ordering::Relaxed) == current
                 && let Some(engine) = Engine::decode(&words)
             {
@@ -81,7 +83,7 @@ impl SharedEngine {
         published.is_ok()
     }
 
-    /// A buffer that only this thread writes, and nobody needs. It stays so until `writer` is 0 again.
+    /// A free buffer, which only this thread writes. It stays so until `writer` is 0 again.
     fn claim(&self, sim: &'static Sim, slot: usize) -> Option<usize> {
         let me = slot as u32 + 1;
         for (index, buffer) in self.buffers.iter().enumerate() {
@@ -114,7 +116,7 @@ fn engine(sim: &'static Sim, id: EngineId) -> &'static SharedEngine {
     &sim.time().engines[id.device][id.domain]
 }
 
-/// The engine now. Nothing is published: for those who only look, and have no slot.
+/// The engine now. Nothing is published: for readers without a slot.
 pub(crate) fn view(sim: &'static Sim, id: EngineId) -> Engine {
     let (_, mut state) = engine(sim, id).load();
     advance(sim, &mut state, now_ns());
@@ -140,7 +142,7 @@ pub(crate) fn update<T>(
     let now = now_ns();
     loop {
         let (current, mut state) = shared.load();
-        // What was passed before may be forgotten only when it is noted.
+        // An item that was passed may be dropped only after it is recorded.
         note_passed(sim, &state);
         advance(sim, &mut state, now);
         let is_full = state.is_full();
@@ -166,7 +168,7 @@ fn note_passed(sim: &'static Sim, state: &Engine) {
     }
 }
 
-/// The engines that somebody has used since the machine was started.
+/// The engines that were used since the machine was started.
 pub(crate) fn engines_in_use(sim: &'static Sim) -> impl Iterator<Item = EngineId> {
     let all =
         (0..MAX_DEVICES).flat_map(|device| (0..MAX_DOMAINS).map(move |domain| EngineId { device, domain }));

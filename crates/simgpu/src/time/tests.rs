@@ -148,7 +148,7 @@ fn copies_need_no_turn_and_share_the_link() {
     (0..2).for_each(|ring| queued.push(ring, 0, Op::Copy { ns: 3 * MS }));
     e.advance(&queued, 6 * MS - 1);
     assert_eq!([head(&e, 1), head(&e, 2)], [0, 0]);
-    // Parts of nanoseconds are lost when somebody looks.
+    // Each reading loses parts of nanoseconds.
     e.advance(&queued, 6 * MS + 2);
     assert_eq!([head(&e, 1), head(&e, 2), e.busy_ns], [1, 1, 0]);
 }

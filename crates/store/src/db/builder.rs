@@ -1,4 +1,4 @@
-//! A statement that is put together from parts.
+//! Builds a statement from parts.
 //!
 //! A value is `?` in its text: SQLite looks up the name of each `$n` among all others, which takes long in a statement with
 //! thousands of them. PostgreSQL gets the numbers when the statement runs.
@@ -31,6 +31,13 @@ impl List<'_> {
     pub(crate) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
         self.separate();
         self.sql.push_bind(value);
+        self
+    }
+
+    /// `part` is a text of this crate, never input.
+    pub(crate) fn push(&mut self, part: &'static str) -> &mut Self {
+        self.separate();
+        self.sql.push(part);
         self
     }
 }

@@ -1,5 +1,5 @@
-//! The two databases behind one door. The rest of the crate writes one SQL text with `$n`, and does not know on which of them
-//! it runs; what differs is in [`sqlite`], [`postgres`] and [`words`].
+//! One interface to both databases. The rest of the crate writes one SQL text with `$n`, and does not know which database
+//! runs it. [`sqlite`], [`postgres`] and [`words`] have the differences.
 
 mod builder;
 pub(crate) mod postgres;
@@ -12,7 +12,7 @@ use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 pub(crate) use builder::Sql;
 pub(crate) use query::{Row, Value, query, query_as, query_scalar};
 
-/// Which database it is.
+/// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Sqlite,
@@ -33,17 +33,18 @@ pub(crate) enum Tx {
     Postgres(Transaction<'static, Postgres>),
 }
 
-/// What one transaction does at a time: the numbers of its locks on PostgreSQL.
+/// The kinds of work that one transaction does at a time: the first numbers of their locks on PostgreSQL. The second one
+/// is the schema's: two fleets in one database have a leader each.
 #[derive(Clone, Copy, Debug)]
-#[repr(i64)]
+#[repr(i32)]
 pub(crate) enum Alone {
     /// Evictions are decided on the last one's result.
-    Evict = 0x6361_6e74_6c65_0001,
+    Evict = 0x636e_0001,
     /// One server does the periodic work.
-    Lead = 0x6361_6e74_6c65_0002,
+    Lead = 0x636e_0002,
 }
 
-/// Where a statement runs.
+/// The connection or transaction of a statement.
 pub(crate) enum Place<'c> {
     Pool(&'c Pool),
     Tx(&'c mut Tx),
@@ -97,10 +98,11 @@ impl Tx {
         }
     }
 
-    /// Of all transactions that ask for this, one goes on at a time.
+    /// Of all transactions that request this, one proceeds at a time.
     pub(crate) async fn alone(&mut self, what: Alone) -> Result<(), sqlx::Error> {
         if let Self::Postgres(_) = self {
-            query("SELECT pg_advisory_xact_lock($1)").bind(what as i64).execute(self).await?;
+            let lock = query("SELECT pg_advisory_xact_lock($1::int, hashtext(current_schema()))");
+            lock.bind(what as i64).execute(self).await?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A statement with its values, and the rows that it answers.
+//! A statement with its values, and the rows that it returns.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -53,7 +53,7 @@ pub(crate) enum Row {
     Postgres(PgRow),
 }
 
-/// What both databases can read from a column.
+/// The types that both databases can read from a column.
 pub(crate) trait Get<'r>:
     Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
 {
@@ -99,9 +99,9 @@ tuples! {
 #[derive(Debug)]
 pub(crate) struct Query<O> {
     text: Cow<'static, str>,
-    /// What PostgreSQL is told instead.
+    /// The text that PostgreSQL gets instead.
     postgres: Option<&'static str>,
-    /// What PostgreSQL is told at the end.
+    /// The addition to the text on PostgreSQL.
     lock: &'static str,
     values: Vec<Value>,
     /// A value is `?` in the text, not `$n`.
@@ -124,7 +124,7 @@ pub(crate) fn query_scalar<T: for<'r> Get<'r>>(text: impl Into<Cow<'static, str>
     Query::new(text.into(), Vec::new(), |row| row.try_get(0))
 }
 
-/// Runs on whichever database it is. `$run` is a method of sqlx's query.
+/// Runs on either database. `$run` is a method of sqlx's query.
 macro_rules! on {
     ($query:ident, $place:ident, $run:ident) => {
         match $place {
@@ -192,7 +192,7 @@ impl<O> Query<O> {
         self
     }
 
-    /// How many rows it wrote.
+    /// The number of rows that it wrote.
     pub(crate) async fn execute<'c>(self, on: impl Into<Place<'c>>) -> Result<u64, sqlx::Error> {
         let place = on.into();
         Ok(match on!(self, place, execute) {

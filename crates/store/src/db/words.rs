@@ -1,8 +1,16 @@
-//! Words that SQLite and PostgreSQL have for the same thing.
+//! The SQL expressions that differ between SQLite and PostgreSQL.
 
 use super::Kind;
 
 impl Kind {
+    /// As its makers write it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SQLite",
+            Self::Postgres => "PostgreSQL",
+        }
+    }
+
     /// Before a column that must not choose the index: SQLite would by a guess, PostgreSQL has statistics.
     pub(crate) const fn no_index(self) -> &'static str {
         match self {
@@ -79,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// The columns that say when an event and a piece of output arrived, in microseconds since 1970.
+    /// The columns with the arrival times of an event and a piece of output, in microseconds since 1970.
     pub(crate) const fn arrival(self) -> [(&'static str, &'static str); 2] {
         match self {
             Self::Sqlite => [("happenings", "id"), ("logs", "id")],

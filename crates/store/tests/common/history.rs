@@ -1,10 +1,10 @@
-//! What callers of a queue saw, and whether any order of it explains that. It knows nothing of the store: tasks wait, are taken
-//! for a run, are put back, and are done.
+//! Checks whether any order of operations explains what the callers of a queue saw. It knows nothing of the store: tasks
+//! wait, are taken for a run, are put back, and are done.
 #![allow(unreachable_pub, reason = "one test uses it")]
 
 use std::collections::BTreeSet;
 
-/// What was asked for, about one task. A run is named by its number.
+/// A call about one task. A run is named by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// It came into the queue.
@@ -15,11 +15,11 @@ pub enum What {
     PerhapsTake,
     /// It went back into the queue, or may have.
     PutBack,
-    /// The caller that got it for this run says that it is done.
+    /// The caller that got it for this run reports that it is done.
     Done(i64),
 }
 
-/// One operation of one caller: between its beginning and its end it happened, at one moment, unless the caller was told nothing.
+/// One operation of one caller: between its beginning and its end it happened, at one moment, unless the caller got no answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     pub begin: u64,
@@ -65,7 +65,7 @@ fn search(ops: &[Op], happened: u128, state: State, tried: &mut BTreeSet<(u128, 
     if !tried.insert((happened, state)) {
         return false;
     }
-    // What ended before another one began happened before it.
+    // A call that ended before another one began happened before it.
     let first_end = left().filter(|at| ops[*at].is_sure).map(|at| ops[at].end).min().unwrap_or(u64::MAX);
     // Of those that are alike and may never have happened, the one that began first will do.
     let is_first = |at: &usize| {

@@ -20,7 +20,7 @@ pub(crate) struct ExtenderArgs {
     /// Address of /healthz, /readyz and /metrics, over HTTP [default: none]
     #[arg(long, value_name = "ADDR")]
     observe_listen: Option<SocketAddr>,
-    /// Image of the pods that reserve GPUs if NVIDIA's device plugin gives them out: cantle's own, or any with `sleep`
+    /// Image of the pods that reserve GPUs from NVIDIA's device plugin: cantle's own, or any with `sleep`
     #[arg(long, value_name = "IMAGE")]
     reservation_image: Option<String>,
     /// Priority class of those pods; it must not preempt
@@ -28,7 +28,7 @@ pub(crate) struct ExtenderArgs {
     reservation_priority_class: String,
 }
 
-/// Runs until it is told to stop.
+/// Runs until a signal stops it.
 pub(super) fn extender(kubeconfig: Option<&Path>, args: &ExtenderArgs) -> CommandResult {
     let listener = listen(args.listen)?;
     let observers = args.observe_listen.map(listen).transpose()?;

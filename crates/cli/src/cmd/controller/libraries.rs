@@ -1,4 +1,4 @@
-//! `cantle controller libraries`: from the image to a directory of the node, where pods find them.
+//! `cantle controller libraries`: copies the libraries from the image to a directory of the node, where pods find them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use cantle_runtime::files::FileError;
 use clap::Args;
 
 use crate::context::{CommandResult, Context};
+use crate::error::{ErrorKind, as_kind};
 
 /// `cantle controller libraries`
 #[derive(Args, Debug)]
@@ -20,6 +21,9 @@ pub(super) struct LibrariesArgs {
 
 pub(super) fn libraries(context: &Context, args: &LibrariesArgs) -> CommandResult {
     copy(&context.dirs.lib, &args.to).map_err(NodeError::from)?;
+    let program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
+    // The node's engine runs it: see `cantle_kube::COVER_PROGRAM`.
+    copy_file(&program, &args.to.join(cantle_kube::COVER_PROGRAM)).map_err(NodeError::from)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -35,11 +39,15 @@ fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
             copy(&path, &target)?;
             continue;
         }
-        let new = target.with_added_extension("new");
-        fs::copy(&path, &new).map_err(|error| FileError::new(&new, error))?;
-        fs::rename(&new, &target).map_err(|error| FileError::new(&target, error))?;
+        copy_file(&path, &target)?;
     }
     Ok(())
+}
+
+fn copy_file(from: &Path, to: &Path) -> Result<(), FileError> {
+    let new = to.with_added_extension("new");
+    fs::copy(from, &new).map_err(|error| FileError::new(&new, error))?;
+    fs::rename(&new, to).map_err(|error| FileError::new(to, error))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub(crate) struct NodeArgs {
     /// Directory in which the kubelet looks for device plugins (classic path); --kubelet-dir does not change it
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     device_plugin_dir: PathBuf,
-    /// Directory into which the driver's files are copied for pods; it has the same path here and on the node. Needed
+    /// Directory for copies of the driver's files, which pods mount; it has the same path here and on the node. Needed
     /// where the driver has other paths in this program's container than on the node
     #[arg(long, value_name = "DIR")]
     driver_files_dir: Option<PathBuf>,
@@ -38,8 +38,7 @@ pub(crate) struct NodeArgs {
     /// Directory from which the container engine reads CDI specs
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     cdi_dir: PathBuf,
-    /// NVIDIA's device plugin gives out this node's GPUs: create slices only on those that a pod of cantle has reserved
-    /// (classic path)
+    /// Create slices only on GPUs that a pod of cantle has reserved from NVIDIA's device plugin (classic path)
     #[arg(long)]
     reservation: bool,
     /// GPUs to put into MIG mode at the start, e.g. 0-3; they also serve shares and whole GPUs if the mode can change
@@ -55,7 +54,7 @@ fn mig_list(text: &str) -> Result<GpuList, String> {
     GpuList::parse(&[text.to_owned()]).map_err(|error| format!("--mig {text}: {error}"))
 }
 
-/// Serves the node until it is told to stop.
+/// Serves the node until a signal stops it.
 pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs) -> CommandResult {
     if args.reservation && args.path == PathArg::Dra {
         let text =

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_kube::queues::{QueueFile, QueueSettings, serve_queues};
+use cantle_clearml::{Client, Proof};
+use cantle_kube::queues::{QueueFile, QueueSettings, ServerKeys, serve_queues};
 use cantle_kube::{KubeError, connect, listen};
 use clap::Args;
 use jiff::SignedDuration;
 
-use crate::connect::address;
+use crate::connect::access;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind};
 use crate::host::{host_name, until_signal};
@@ -33,7 +34,7 @@ pub(crate) struct QueuesArgs {
     /// A Secret in that namespace with access_key and secret_key for the tasks; without it each pod contains the keys
     #[arg(long, value_name = "NAME")]
     task_secret: Option<String>,
-    /// Time without a sign of the leading replica after which another one takes over
+    /// Time without a renewal by the leading replica after which another one takes over
     #[arg(long, value_name = "TIME", default_value = "15s")]
     lease: SignedDuration,
     /// Time that a pod may fail to pull its image before its task fails
@@ -44,16 +45,16 @@ pub(crate) struct QueuesArgs {
     observe_listen: Option<SocketAddr>,
 }
 
-/// Serves until it is told to stop.
+/// Serves until a signal stops it.
 pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesArgs) -> CommandResult {
     let file = read(&args.config)?;
-    let (url, credentials) = address(context)?;
+    let (url, proof) = access(context)?;
+    let task_keys = task_keys(&proof, args.task_secret)?;
     let settings = QueueSettings {
         file,
+        client: Client::with_proof(&url, proof, &context.global.tls())?,
         url,
-        credentials,
-        tls: context.global.tls(),
-        secret: args.task_secret,
+        task_keys,
         namespace: args.namespace,
         name: args.name,
         identity: identity(args.identity)?,
@@ -72,6 +73,19 @@ fn read(path: &Path) -> Result<QueueFile, KubeError> {
     let file = |why| KubeError::File { path: path.display().to_string(), why };
     let text = std::fs::read_to_string(path).map_err(file)?;
     QueueFile::parse(&text).map_err(|why| KubeError::Queues { path: path.to_owned(), why })
+}
+
+/// Tasks have no token that anybody renews.
+fn task_keys(proof: &Proof, secret: Option<String>) -> Result<ServerKeys, CliError> {
+    match (secret, proof) {
+        (Some(secret), _) => Ok(ServerKeys::Secret(secret)),
+        (None, Proof::Keys(keys)) => Ok(ServerKeys::Plain(keys.clone())),
+        (None, Proof::Token(_) | Proof::TokenFile(_)) => {
+            let text = "--task-secret is missing: tasks need keys, and the controller has none";
+            Err(CliError::new(ErrorKind::Usage, text)
+                .with_hint("make a Secret with access_key and secret_key in the namespace of the pods"))
+        }
+    }
 }
 
 /// Two processes on one machine are two replicas.

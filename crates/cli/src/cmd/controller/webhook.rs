@@ -32,13 +32,16 @@ pub(crate) struct WebhookArgs {
     /// Name of the scheduler that asks the extender (classic path)
     #[arg(long, value_name = "NAME", default_value = "cantle-scheduler")]
     scheduler: String,
-    /// Pods that request nvidia.com/mig-… under limits get their instance from cantle (classic path); omit it if NVIDIA's
-    /// device plugin gives them out
+    /// Serve pods that request nvidia.com/mig-… under limits (classic path); omit it if NVIDIA's device plugin allocates
+    /// these instances
     #[arg(long)]
     mig_resources: bool,
-    /// Leave it to kube-scheduler on which node a pod with a slice is tried first; it spreads them over all nodes (with claims)
+    /// Nominate no nodes for pods with slices; kube-scheduler then spreads them over all nodes (with claims)
     #[arg(long)]
     no_packing: bool,
+    /// Evict no pods for a waiting pod of higher priority (with claims; --no-packing implies it)
+    #[arg(long)]
+    no_preemption: bool,
     /// Name of this replica [default: the name of the host]
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     identity: Option<String>,
@@ -112,7 +115,7 @@ impl WebhookArgs {
     }
 }
 
-/// Runs until it is told to stop.
+/// Runs until a signal stops it.
 pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandResult {
     let certificates = args.certificates()?;
     let mut rules = Rules::default();
@@ -125,7 +128,8 @@ pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandRe
     rules.packs = args.path == PathArg::Dra && !args.no_packing;
     let packing = || {
         let (namespace, lease) = (args.own.namespace.clone(), format!("{}-packing", args.own.service));
-        Ok::<_, CliError>(PackingSettings { namespace, lease, identity: identity(args.identity.clone())? })
+        let identity = identity(args.identity.clone())?;
+        Ok::<_, CliError>(PackingSettings { namespace, lease, identity, preempts: !args.no_preemption })
     };
     let settings = WebhookSettings {
         packing: if rules.packs { Some(packing()?) } else { None },

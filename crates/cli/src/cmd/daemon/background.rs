@@ -10,7 +10,7 @@ use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::out::{CAUSE, ERROR, HINT};
 
-/// What an agent in the background prints on its standard output once it serves.
+/// The line that a background agent prints to its standard output once it serves.
 pub(super) const READY: &str = "ready";
 
 /// Starts this program again, without a terminal, and waits until it serves or gives up.

@@ -15,7 +15,7 @@ use crate::out::Column;
 /// Longer than an agent takes to stop its tasks and to report it.
 const STOP_WITHIN: Duration = Duration::from_secs(40);
 
-/// Longer than an agent without tasks takes to say goodbye to its server.
+/// Longer than an agent without tasks takes to unregister from its server.
 const RELEASE_WITHIN: Duration = Duration::from_secs(15);
 
 const AGENT_COLUMNS: [Column<GpuClaim>; 3] = [
@@ -50,7 +50,7 @@ fn named<'a>(agents: &'a [GpuClaim], workers: &[String]) -> Result<Vec<&'a GpuCl
     workers.iter().map(one).collect()
 }
 
-/// Has agents close the driver for a while. While it is closed their GPUs are not theirs, and nobody's claim is left.
+/// Has agents close the driver for a while. While it is closed, the agents have released their claims on the GPUs.
 pub(super) fn release(context: &Context, config: &AgentConfig, workers: &[String]) -> CommandResult {
     let agents = cantle_node::agents(&config.installation)?;
     let all = agents.iter().filter(|agent| !agent.gpus.is_empty());

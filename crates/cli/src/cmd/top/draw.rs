@@ -20,7 +20,7 @@ const BAR: usize = 24;
 const COLORS: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue, Color::LightRed];
 
-/// What a cell of the bar stands for: used memory of a slice, the rest of its limit, free.
+/// What a cell of the bar means: used memory of a slice, the rest of its limit, free.
 struct Glyphs {
     used: &'static str,
     limit: &'static str,
@@ -66,7 +66,7 @@ pub(crate) fn summary(picture: &Picture) -> Line<'static> {
 pub(crate) fn row(row: &TopRow, style: Style) -> Line<'static> {
     match row {
         TopRow::Gpu { node, gpu } => gpu_line(node, gpu, style),
-        TopRow::Slice { slice, at, last, task } => slice_line(slice, *at, *last, task.as_ref(), style),
+        TopRow::Slice { slice, at, last, task } => slice_line(slice, *at, *last, task.as_deref(), style),
         TopRow::Process { process, last, .. } => process_line(process, *last, style),
         TopRow::Waiting(count) => {
             Line::styled(format!("waiting: {count}"), Look::new().add_modifier(Modifier::BOLD))

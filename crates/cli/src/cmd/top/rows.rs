@@ -1,4 +1,4 @@
-//! What is shown, and in which order. Nothing here knows about terminals.
+//! The rows of the screen and their order, independent of terminals.
 
 use cantle_clearml::cantle::{GetNodes, GetTasks, GpuView, NodeView, ProcessView, SliceView, TaskView};
 use cantle_model::TaskStatus;
@@ -10,7 +10,7 @@ use crate::error::CliError;
 /// Maximum number of waiting and running tasks; more than fit on any screen.
 const TASKS: u64 = 1000;
 
-/// What the server reported.
+/// The reports of the server.
 #[derive(Debug, Default)]
 pub(crate) struct Picture {
     pub(crate) nodes: Vec<NodeView>,
@@ -39,7 +39,7 @@ pub(crate) enum Sort {
     Given,
 }
 
-/// How the user wants to see it.
+/// The view that the user has chosen.
 #[derive(Debug, Clone)]
 pub(crate) struct ViewOptions {
     /// Show only what has this text in a name.
@@ -58,7 +58,7 @@ pub(crate) enum TopRow {
         slice: SliceView,
         at: usize,
         last: bool,
-        task: Option<TaskView>,
+        task: Option<Box<TaskView>>,
     },
     Process {
         process: ProcessView,
@@ -110,7 +110,7 @@ pub(crate) fn rows(picture: &Picture, view: &ViewOptions) -> Vec<TopRow> {
         rows.push(TopRow::Gpu { node: node.to_owned(), gpu: gpu.clone() });
         for (at, (slice, task)) in gpu.slices.iter().zip(tasks).enumerate() {
             let last = at + 1 == gpu.slices.len();
-            rows.push(TopRow::Slice { slice: slice.clone(), at, last, task });
+            rows.push(TopRow::Slice { slice: slice.clone(), at, last, task: task.map(Box::new) });
             let process = |&process| TopRow::Process { process, task: slice.task.clone(), last };
             rows.extend(slice.processes.iter().map(process));
         }

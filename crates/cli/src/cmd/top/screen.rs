@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const KEYS: &str = "q quit   ↑↓ select   / filter   o order   s stop the task";
 const KEYS_ASCII: &str = "q quit   j/k select   / filter   o order   s stop the task";
 
-/// What is shown decides what a key means.
+/// The view determines the meaning of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mode {
     List,
@@ -31,7 +31,7 @@ enum Mode {
     Confirm(String, String),
 }
 
-/// What a key triggers.
+/// The action of a key.
 #[derive(Debug, PartialEq, Eq)]
 enum KeyAction {
     Nothing,

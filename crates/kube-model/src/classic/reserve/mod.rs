@@ -1,5 +1,5 @@
-//! Beside NVIDIA's device plugin: a GPU serves slices only while a pod of cantle's has it as `nvidia.com/gpu`, so no other
-//! scheduler can give it away (docs/adr/0012).
+//! Coexistence with NVIDIA's device plugin: a GPU serves slices only while a pod of cantle's holds it as
+//! `nvidia.com/gpu`, so no other scheduler can allocate it (docs/adr/0012).
 
 mod pod;
 mod rules;

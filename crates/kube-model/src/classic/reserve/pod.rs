@@ -1,4 +1,4 @@
-//! What a reservation's pod looks like.
+//! Builds the pod of a reservation.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::json;
@@ -6,12 +6,13 @@ use serde_json::json;
 use crate::names::{GPU_RESOURCE, RESERVATION_NAMESPACE};
 use crate::{ObjectError, ObjectExt as _};
 
-/// What all reservations' pods have in common.
+/// The common fields of all reservation pods.
 #[derive(Clone, Debug)]
 pub struct ReservationKind {
     /// An image with `sleep`, which is on the nodes anyway: cantle's own.
     pub image: String,
-    /// The chart's: nobody is preempted by a reservation, and no reservation by anybody, since the slices would run on.
+    /// The chart's: a reservation preempts no pod, and no pod preempts a reservation, because the slices would continue
+    /// to run.
     pub priority_class: String,
 }
 
@@ -21,9 +22,10 @@ pub fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 impl ReservationKind {
-    /// The pod `name`, which takes this number of devices of `node`: a GPU, or all that its GPUs are shared as. The cluster's scheduler puts it there, so that it can't be given a GPU
-    /// that somebody else was given at the same moment. It bears all taints: a pod that asked for a slice has been found fit
-    /// for the node, and as long as its slice is there, the reservation stays too.
+    /// The pod `name`, which takes this number of devices of `node`: a GPU, or all that its GPUs are shared as. The
+    /// cluster's scheduler places it, so that it can't get a GPU that was allocated to another pod at the same moment. It
+    /// bears all taints: a pod that asked for a slice has been found fit for the node, and as long as its slice is there,
+    /// the reservation stays too.
     ///
     /// # Errors
     /// Never, if the cluster's objects are as they should be.

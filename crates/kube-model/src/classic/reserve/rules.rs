@@ -1,4 +1,4 @@
-//! Which GPUs may have slices, and when one more is reserved or one given back. Pure.
+//! Decides which GPUs may have slices, and when to reserve one more GPU or to return one. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,12 @@ const UNUSED_MS: i64 = 60_000;
 /// How long a pod that has failed stays: one that fails at once must not be created again without end.
 const FAILED_MS: i64 = 5_000;
 
-/// What became of the wish to be placed.
+/// The result of a request for a placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
     /// The pod has its place.
     Here,
-    /// It can have one when the GPUs are there that are asked for.
+    /// It can have one when the requested GPUs are available.
     Asked,
 }
 
@@ -35,7 +35,7 @@ pub struct SeenPod {
     pub made_ms: i64,
 }
 
-/// What is to be done with pods, by their names.
+/// The actions on pods, by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservationActions {
     /// And how many devices they take.
@@ -55,7 +55,7 @@ pub struct HeldDevice {
     pub pod: String,
 }
 
-/// What NVIDIA's device plugin gives out.
+/// The resource of NVIDIA's device plugin.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
     /// The ids of all.
@@ -69,7 +69,7 @@ fn is_of(id: &str, gpu: &Gpu) -> bool {
     id.split_once("::").map_or(id, |(uuid, _)| uuid) == gpu.uuid.0
 }
 
-/// Who has this GPU, where the other plugin gives out `devices`.
+/// The holder of this GPU, where the other plugin allocates `devices`.
 pub fn holder(gpu: &Gpu, devices: &Devices) -> PluginHolder {
     let held: Vec<&HeldDevice> = devices.held.iter().filter(|held| is_of(&held.id, gpu)).collect();
     let known = devices.all.iter().chain(held.iter().map(|held| &held.id));
@@ -92,7 +92,8 @@ pub fn holder(gpu: &Gpu, devices: &Devices) -> PluginHolder {
     }
 }
 
-/// As how many devices the other plugin gives out the node's GPUs, where each is several and this one among them.
+/// The number of devices of the node's GPUs, where the other plugin allocates each GPU several times and this one is
+/// among them.
 pub fn together(gpu: &Gpu, devices: &Devices) -> Option<u32> {
     let is_shared = devices.all.iter().any(|id| id.contains("::"));
     let is_given = devices.all.iter().any(|id| is_of(id, gpu));
@@ -120,7 +121,7 @@ impl NodeRecord {
         matches!(of.holder, None | Some(PluginHolder::Nobody)) || self.is_reserved(of)
     }
 
-    /// Has somebody else a part of what can be had only together?
+    /// Does another pod hold a part of the devices that can be requested only together?
     pub fn is_torn(&self) -> bool {
         self.gpus.iter().any(|of| of.together.is_some() && !self.can_be_had(of))
     }
@@ -156,14 +157,14 @@ impl NodeRecord {
         self.placements.values().flat_map(|placement| &placement.slices).any(|slice| slice.gpu == *gpu)
     }
 
-    /// Slices whose GPU anybody could take: its reservation was deleted, or failed.
+    /// Slices on a GPU that other pods could take: its reservation was deleted, or failed.
     fn is_exposed(&self) -> bool {
         let exposed =
             |of: &OfferedGpu| of.holder == Some(PluginHolder::Nobody) && self.has_slices(&of.gpu.uuid);
         self.gpus.iter().any(exposed)
     }
 
-    /// All devices of the node, where only all of them can be had.
+    /// All devices of the node, where only all of them can be requested.
     fn together(&self) -> Option<u32> {
         self.gpus.iter().find_map(|offered| offered.together)
     }
@@ -213,7 +214,7 @@ pub fn best(records: &[NodeRecord], template: &TemplateName, uid: &str) -> Strin
     best(NodeRecord::held).or_else(|_| best(NodeRecord::reachable)).map(|(node, _)| node).unwrap_or_default()
 }
 
-/// Gives the pod its place, or asks for as many GPUs as it lacks.
+/// Gives the pod its place, or requests as many GPUs as it lacks.
 ///
 /// # Errors
 /// Says why there is no room.
@@ -255,8 +256,8 @@ fn mark_used(record: &mut NodeRecord, slices: &[Slice]) {
     }
 }
 
-/// Brings a node's reservations up to date, and says what is to be done with their pods. Whatever of it is not done is found
-/// again the next time.
+/// Updates a node's reservations, and returns the actions on their pods. An action that was not carried out is found again
+/// the next time.
 pub fn settle(record: &mut NodeRecord, pods: &BTreeMap<String, SeenPod>, now_ms: i64) -> ReservationActions {
     let is_over = |(name, of): &(&String, &Reservation)| {
         of.leaving && !pods.contains_key(*name) && !record.has_come(name)
@@ -267,7 +268,7 @@ pub fn settle(record: &mut NodeRecord, pods: &BTreeMap<String, SeenPod>, now_ms:
         record.reservations.remove(&name);
     }
     if record.is_exposed() {
-        // Which GPU a new pod gets the kubelet decides, so none is given back until it is this one.
+        // The kubelet decides which GPU a new pod gets, so none is returned until it is this one.
         if record.waiting() == 0 {
             record.reserve(now_ms);
         }

@@ -23,7 +23,7 @@ fn deleted(mut pod: Value, grace_s: i64) -> Value {
     pod
 }
 
-/// As the leader has left it that wanted it stopped.
+/// As left by the leader that requested its stop.
 fn stopping(phase: &str) -> Value {
     let mut pod = ended(phase, json!({"exitCode": 0, "reason": "Completed"}));
     pod["spec"]["activeDeadlineSeconds"] = json!(STOP_DEADLINE_S);

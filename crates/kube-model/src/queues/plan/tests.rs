@@ -36,7 +36,7 @@ fn request(gpu: &str) -> PodRequest {
     PodRequest { gpu: Some(gpu.parse().unwrap()), ..PodRequest::default() }
 }
 
-/// A pod of ours of half a GPU, with the place that it has.
+/// One of our pods with half a GPU, and its placement.
 fn pod(view: &mut ClusterView, task: &str, gpu: Option<u32>) -> OwnPod {
     let slices: Vec<Slice> = vec![part(gpu.unwrap_or(0), 500)];
     if gpu.is_some() {
@@ -124,12 +124,12 @@ fn what_is_idle_is_lent_and_taken_back_by_its_owner() {
     assert_eq!((victim.for_task.0.as_str(), victim.cause), ("b0", Cause::Reclaim));
     assert!(why(&back, "b0").contains("being freed by"), "{}", why(&back, "b0"));
 
-    // Once that one was asked to stop, nobody else is.
+    // After that task was asked to stop, no other is.
     let stopping = Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() });
     let asked = fleet.held.iter_mut().find(|held| held.lease == victim.lease.0).unwrap();
     asked.stopping = stopping;
     assert!(decided(&view, &fleet, &own, &owner).evictions.is_empty());
-    // Nor when somebody has deleted its pod anyway.
+    // Nor when its pod was deleted anyway.
     asked_again(&view, &granted, own, &owner);
 }
 

@@ -1,4 +1,4 @@
-//! Creates the pods that reserve GPUs where NVIDIA's device plugin gives them out (docs/adr/0012).
+//! Creates the pods that reserve GPUs where NVIDIA's device plugin allocates them (docs/adr/0012).
 //!
 //! ```text
 //! bind: no GPU of ours has room ─► reservation in the node's annotation ─► pod ─► any kube-scheduler ─► kubelet

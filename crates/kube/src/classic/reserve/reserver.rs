@@ -1,5 +1,5 @@
-//! Makes and deletes the pods that the nodes' annotations ask for. Every replica of the extender does it: names are given, so
-//! what one has made the other finds there, and what is written into a node is written against its version.
+//! Makes and deletes the pods that the nodes' annotations ask for. Every replica of the extender does so: the names are
+//! fixed, so each replica finds what another has created, and a write to a node names the version that it changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -21,7 +21,7 @@ use cantle_kube_model::classic::reserve::{ReservationKind, SeenPod, node_of, set
 use cantle_kube_model::names::{RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
 use cantle_kube_model::phase::has_ended;
 
-/// Time passes without a change too: what nobody used is given back.
+/// Time passes without a change too: unused ones are returned.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// After one change more often follow.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -66,7 +66,7 @@ impl Reserver {
         let seen: BTreeMap<String, SeenPod> =
             here.iter().map(|(name, pod)| (name.clone(), seen(pod))).collect();
         let now_ms = Timestamp::now().as_millisecond();
-        // What is known of the node may be old; if there is nothing to do by that, the next change is waited for.
+        // The cached state of the node may be old; if it leaves nothing to do, the next change is waited for.
         let known = NodeRecord::of(node)?;
         let mut record = known.clone();
         if settle(&mut record, &seen, now_ms) == Default::default() && record == known {
@@ -89,7 +89,7 @@ impl Reserver {
 
     async fn create(&self, name: &str, node: &Node, devices: u32) -> Result<(), KubeError> {
         match self.api().create(&PostParams::default(), &self.kind.pod(name, node, devices)?).await {
-            Ok(_) => tracing::info!(pod = name, node = node.name_any(), devices, "being reserved"),
+            Ok(_) => tracing::info!(pod = name, node = node.name_any(), devices, "GPU is being reserved"),
             // Another replica was quicker.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(error.into()),
@@ -102,14 +102,14 @@ impl Reserver {
         let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
         let deleting = DeleteParams { preconditions, ..DeleteParams::default() };
         match self.api().delete(&pod.name_any(), &deleting).await {
-            Ok(_) => tracing::info!(pod = pod.name_any(), "what it reserves is given back"),
+            Ok(_) => tracing::info!(pod = pod.name_any(), "its reservation is released"),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
-    /// Why the GPUs that are asked for on this node are not there yet.
+    /// The reason why the requested GPUs of this node are not available yet.
     pub(in crate::classic) fn why_not_yet(&self, node: &str, record: &NodeRecord) -> String {
         let said = |name: &String| {
             let pod = self.pods.get(&ObjectRef::new(name).within(RESERVATION_NAMESPACE))?;

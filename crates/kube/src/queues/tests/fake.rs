@@ -1,4 +1,4 @@
-//! A cluster and a ClearML server in memory. What is called is recorded in one list, so its order can be checked.
+//! A cluster and a ClearML server in memory. All calls are recorded in one list, so their order can be checked.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,7 +33,7 @@ const SHARES: &str =
     "agentk8sglue: {queues: {q: {templateOverrides: {labels: {clearml-injector/fraction: '0.500'}}}}}";
 const NAMESPACE: &str = "jobs";
 
-/// What there is.
+/// The objects of the cluster and the server.
 #[derive(Default)]
 pub(super) struct Things {
     pub(super) calls: Vec<String>,
@@ -46,7 +46,7 @@ pub(super) struct Things {
     pub(super) queue: Vec<String>,
     /// The project has no quota left.
     pub(super) is_over_quota: bool,
-    /// The queue's pods ask for half a GPU; nobody injects a claim unless `has_injector`.
+    /// The queue's pods request half a GPU; nobody injects a claim unless `has_injector`.
     pub(super) asks_share: bool,
     /// Pods that ask for a share get their claim.
     pub(super) has_injector: bool,
@@ -135,7 +135,7 @@ impl Replica {
         self.shows.apply_watcher_event(&Event::InitDone);
     }
 
-    /// One turn; gives what it called.
+    /// One turn; returns what it called.
     pub(super) async fn turn(&mut self) -> Vec<String> {
         self.controller.turn().await;
         self.world.calls()

@@ -65,7 +65,7 @@ async fn a_pod_without_the_slice_that_it_asks_for_is_never_let_go() {
     ];
     assert_eq!(replica.turn().await[..6], expected);
     assert!(world.things().pods.is_empty());
-    assert_eq!(world.things().tasks["t1"]["status"], "queued", "it runs once somebody has mended that");
+    assert_eq!(world.things().tasks["t1"]["status"], "queued", "it runs once somebody has fixed that");
     assert_eq!(world.things().queue, ["t1"]);
 }
 

@@ -1,5 +1,5 @@
-//! A driver whose user dies in the middle: at a chosen call, before or after it is carried out, nothing more of the user's
-//! code runs than the kernel would do for it (close its files). It also notes what was destroyed.
+//! A driver whose user dies in the middle of a chosen call, before or after its effect. After that, none of the user's
+//! code runs; only its files are closed, as the kernel would do. It also notes what was destroyed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use cantle_driver::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Versions,
+    ProcessMemory, Versions, Xid,
 };
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
@@ -21,7 +21,7 @@ pub(super) struct Mortal {
     destroyed: Mutex<Vec<(GpuUuid, u32)>>,
 }
 
-/// What is thrown through the stack of one who dies.
+/// The payload of the panic that unwinds the stack of a dying process.
 struct Killed;
 
 impl Mortal {
@@ -71,6 +71,10 @@ impl Mig for Mortal {
         self.call(|driver| driver.gpu_instances(gpu))
     }
 
+    fn recent_instances(&self, gpu: &GpuUuid, mark: u64) -> Result<Vec<GpuInstance>> {
+        self.call(|driver| driver.recent_instances(gpu, mark))
+    }
+
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
         self.call(|driver| driver.mig_devices(gpu))
     }
@@ -117,6 +121,10 @@ impl Driver for Mortal {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         self.call(|driver| driver.processes(gpu))
+    }
+
+    fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
+        self.inner.xids(gpu)
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {

@@ -1,4 +1,4 @@
-//! A node with eight simulated GPUs, what runs on it, and what has to be true of it.
+//! A node with eight simulated GPUs, the tasks on it, and the invariants that must hold.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::launch::new_lease;
 use crate::mig::{Adopt, Journal, Stages, make_instances, sweep};
 use crate::{NodeError, NodeStore, capacity};
 
-/// A process that is no more.
+/// A process that has ended.
 const NOBODY: Holder = Holder { pid: u32::MAX, start_ticks: 0 };
 
-/// What became of a task that asked for an instance.
+/// The outcome of a task that requested an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     Placed,
@@ -56,7 +56,7 @@ pub(super) struct World {
     state: tempfile::TempDir,
     stages: Stages,
     pub(super) running: Vec<Held>,
-    /// Made by somebody else before the agent came.
+    /// Created by another program before the agent started.
     foreign: Vec<Found>,
     /// A GPU that does not answer.
     pub(super) lost: Option<usize>,
@@ -117,14 +117,14 @@ impl World {
         self.tables[0].profiles.iter().map(|profile| profile.name.clone()).collect()
     }
 
-    /// How many files of this node the process has open.
+    /// The number of open files of this node in the process.
     pub(super) fn open_files(&self) -> usize {
         let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
         let names = descriptors.filter_map(|descriptor| descriptor.unwrap().path().read_link().ok());
         names.filter(|name| name.starts_with(self.state.path())).count()
     }
 
-    /// What the driver does wrong from now on. Without a file it needn't read one at each call.
+    /// The faults of the driver from now on. Without a file it needn't read one at each call.
     pub(super) fn faults(&mut self, script: &str) {
         self.end_monitor();
         let path = self.state.path().join("faults");
@@ -142,7 +142,7 @@ impl World {
         }
     }
 
-    /// Somebody looks at an instance that no task has, for a moment.
+    /// Another program uses a free instance for a moment.
     pub(super) fn monitor(&mut self) {
         self.faults("");
         let in_use = self.in_use();
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// The lease's owner is dead, and whoever looks at the leases next sees that.
+    /// The lease's owner is dead, and the next reader of the leases detects that.
     fn bury(&self, lease: &Lease) -> Result<(), NodeError> {
         let locked = self.node.lock()?;
         if let Some(standing) = locked.lease(&lease.id)? {
@@ -258,7 +258,7 @@ impl World {
         places
     }
 
-    /// Exhaustive: is there a place for `profile` beside what tasks and others hold, and what failed lately?
+    /// Exhaustive: is there a place for `profile` next to what tasks and others hold, and what failed lately?
     pub(super) fn has_place(&self, profile: &str) -> bool {
         let now_ms = now_ms();
         let of_gpu = |(at, (gpu, table)): (usize, (&Gpu, &Table))| {
@@ -299,7 +299,7 @@ impl World {
         truth["gpus"].as_array().unwrap().iter().flat_map(of_gpu).collect()
     }
 
-    /// Instances that nobody may touch now.
+    /// Instances that must not change now.
     pub(super) fn in_use(&self) -> Vec<(GpuUuid, u32)> {
         let held = self.running.iter().map(|held| (held.lease.slices[0].gpu.clone(), held.gi));
         let foreign = self.foreign.iter().map(|found| (GpuUuid(found.gpu.clone()), found.gi));

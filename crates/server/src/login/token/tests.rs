@@ -6,6 +6,7 @@ use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde_json::json;
 
 use super::*;
+use crate::hostile::{Dice, share};
 
 const NOW: i64 = 1_800_000_000;
 
@@ -150,10 +151,53 @@ fn symmetric_keys_and_keys_for_encryption_are_not_used() {
     assert!(provider.check(&token).is_err());
 }
 
+/// Answers that the provider itself signs, for others: another issuer, audience, time, nonce or type.
+#[test]
+fn no_answer_for_somebody_else_gets_in() {
+    let (provider, mut dice) = (Provider::new(), Dice::of("answers of the provider"));
+    let good = provider.check(&provider.token(json!({}))).unwrap();
+    let count = share(20);
+    for _ in 0..count {
+        let name = dice.one_of(&["iss", "aud", "exp", "nonce", "azp", "iat", "nbf", "sub"]);
+        let (past, far) = (NOW - 61 - i64::try_from(dice.below(1 << 30)).unwrap(), NOW + 10_000_000);
+        let value = match dice.below(6) {
+            0 => json!(dice.words()),
+            1 => json!(dice.mutated(dice_word(name))),
+            2 => json!(past),
+            3 => json!(null),
+            4 => json!([dice_word(name), dice.words()]),
+            _ => json!(far),
+        };
+        let token = provider.token(json!({ name: value }));
+        let Ok(claims) = provider.check(&token) else { continue };
+        // An accepted token is for this server, and valid now: these are absent, or the same.
+        let is_harmless = match name {
+            "sub" => claims.sub == value.as_str().unwrap_or_default(),
+            "iat" | "nbf" => value.as_i64().is_none_or(|from| from <= NOW + 60),
+            "exp" => value == json!(far),
+            "iss" => value == json!("https://login.example"),
+            "nonce" => value == json!("n1"),
+            "azp" => value == json!("cantle") || value.is_null(),
+            _ => value == json!("cantle"),
+        };
+        assert!(is_harmless, "{name} = {value} got in, as {claims:?} beside {good:?}");
+    }
+    println!("{count} answers for somebody else: none got in");
+}
+
+fn dice_word(name: &str) -> &'static str {
+    match name {
+        "iss" => "https://login.example",
+        "nonce" => "n1",
+        _ => "cantle",
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
-    /// Bytes of a good token, changed, cut, doubled or put elsewhere: none gets in that says anything else than the good one.
+    /// Bytes of a good token, changed, cut, doubled or put elsewhere: none is accepted that differs in meaning from the
+    /// valid one.
     #[test]
     fn no_mutated_token_gets_in(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..5u8), 1..6)) {
         use std::sync::LazyLock;

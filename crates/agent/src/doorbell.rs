@@ -1,0 +1,68 @@
+//! The server's bell: it rings when a task comes into one of our queues, so that the task does not wait for the next poll. It only
+//! saves time: the agent polls as well, and servers without a bell are polled alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_clearml::batch::WaitForTasks;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::environment::Environment;
+
+/// The longest wait of a call. The client gives up after 30 s.
+const WAIT: Duration = Duration::from_secs(10);
+/// The shortest time between two rings. Each pass asks the server several times.
+const GAP: Duration = Duration::from_millis(50);
+/// When to ask again after an error.
+const AGAIN: Duration = Duration::from_secs(5);
+
+pub(crate) struct Doorbell {
+    rung: Arc<Notify>,
+    has_room: watch::Sender<bool>,
+    listening: JoinHandle<()>,
+}
+
+impl Doorbell {
+    /// Rings only while [`Doorbell::set_room`] says so: a task wakes one agent, and a full one could not take it.
+    pub(crate) fn new(env: &Arc<Environment>) -> Self {
+        let (has_room, room) = watch::channel(false);
+        let rung = Arc::new(Notify::new());
+        let listening = tokio::spawn(listen(Arc::clone(env), room, Arc::clone(&rung)));
+        Self { rung, has_room, listening }
+    }
+
+    /// Until it rings.
+    pub(crate) async fn rung(&self) {
+        self.rung.notified().await;
+    }
+
+    /// Whether this agent may have room for another task.
+    pub(crate) fn set_room(&self, has_room: bool) {
+        self.has_room.send_if_modified(|old| std::mem::replace(old, has_room) != has_room);
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+async fn listen(env: Arc<Environment>, mut room: watch::Receiver<bool>, rung: Arc<Notify>) {
+    let queues = env.queues.iter().map(|queue| queue.id.0.clone()).collect();
+    let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
+    let request = WaitForTasks { queues, wait_ms };
+    while room.wait_for(|has_room| *has_room).await.is_ok() {
+        match env.server.call(&request).await {
+            Ok(answer) if answer.rung => {
+                rung.notify_one();
+                sleep(GAP).await;
+            }
+            Ok(_) => {}
+            Err(error) if error.is_unknown_endpoint() => return,
+            Err(_) => sleep(AGAIN).await,
+        }
+    }
+}

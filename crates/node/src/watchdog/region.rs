@@ -1,0 +1,31 @@
+//! The accounting region of a slice, as the watchdog reads and charges it.
+
+use std::path::Path;
+
+use cantle_ledger::GRANULE_BYTES;
+use cantle_ledger::host::{GpuUse, Observer};
+
+/// The count of the shim, and its count before the driver was asked. A region that its tenant has damaged counts
+/// nothing.
+pub(super) struct Region {
+    pub(super) observer: Option<Observer>,
+    pub(super) before: Vec<GpuUse>,
+}
+
+impl Region {
+    pub(super) fn open(dir: &Path) -> Self {
+        let observer = Observer::open(dir).ok();
+        let snapshot = observer.as_ref().and_then(|region| region.snapshot().ok());
+        Self { before: snapshot.map(|snapshot| snapshot.gpus).unwrap_or_default(), observer }
+    }
+}
+
+/// Notes what the driver shows beyond what the shim has counted.
+pub(super) fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
+    if now.hidden_bytes == hidden_bytes.next_multiple_of(GRANULE_BYTES) {
+        return;
+    }
+    if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
+        tracing::warn!(%error, "hidden memory cannot be charged");
+    }
+}
