@@ -18,6 +18,7 @@ BIN = pathlib.Path(sys.executable).parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from machine import STATE, Here, Machine  # noqa: E402
+from proxy import Proxy  # noqa: E402
 
 GPUS = "3xA100-40GB"
 LEASES = "/run/cantle/node/leases"
@@ -182,6 +183,18 @@ def server(tmp_path, request):
     server = Server(tmp_path, *getattr(request, "param", ()))
     yield server
     server.close()
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.url)
+    server.env |= {
+        "CLEARML_API_HOST": proxy.url,
+        "CLEARML_WEB_HOST": proxy.url,
+        "CLEARML_FILES_HOST": f"{proxy.url}/files",
+    }
+    yield proxy
+    proxy.close()
 
 
 # Needs an engine, so the suite `docker` runs it.

@@ -7,8 +7,7 @@ import pexpect
 import pytest
 from conftest import ROOT, Server, wait_until
 from ours import daemon, ended
-from proxy import Proxy
-from test_week import no_refusal
+from proxy import no_refusal
 
 PACKAGES = ROOT / ".cache/openssh"
 MEMORY = "nvidia-smi --query-gpu=memory.total --format=csv,noheader"
@@ -26,9 +25,7 @@ def server(tmp_path):
     found.close()
 
 
-def test_a_shell_in_half_a_gpu(server):
-    proxy = Proxy(server.url)
-    server.env |= {"CLEARML_API_HOST": proxy.url, "CLEARML_WEB_HOST": proxy.url, "CLEARML_FILES_HOST": f"{proxy.url}/files"}
+def test_a_shell_in_half_a_gpu(server, proxy):
     server.queue("half_gpu")
     daemon(server, "--queue", "half_gpu=0.5")
     words = ["clearml-session", "--queue", "half_gpu", "--jupyter-lab", "false", "--vscode-server", "false", "--password", "slice", "--randomize", "false"]

@@ -9,16 +9,10 @@ import sys
 
 import pytest
 from conftest import ROOT, wait_until
-from proxy import Proxy
+from proxy import no_refusal
 
 HERE = pathlib.Path(__file__).parent
 WEEKS = int(os.environ.get("CANTLE_TEST_WEEKS", "1"))
-
-# Refusals that ClearML's own server gives as well, as the facts about its API say: endpoint, status and what the message says.
-THEIRS = [
-    # The SDK takes the name of a queue for an id first.
-    ("queues.get_by_id", 400, b"Invalid queue id"),
-]
 
 
 def interpreter(version):
@@ -31,30 +25,8 @@ def interpreter(version):
     return str(ROOT / f".venv-clearml-{version}/bin/python")
 
 
-@pytest.fixture
-def proxy(server):
-    proxy = Proxy(server.url)
-    server.env |= {
-        "CLEARML_API_HOST": proxy.url,
-        "CLEARML_WEB_HOST": proxy.url,
-        "CLEARML_FILES_HOST": f"{proxy.url}/files",
-    }
-    yield proxy
-    proxy.close()
-
-
-def is_theirs(refusal):
-    name, status, _, text = refusal
-    return any((name, status) == (known, code) and said in text for known, code, said in THEIRS)
-
-
-def no_refusal(proxy):
-    ours = [refusal for refusal in proxy.refusals if not is_theirs(refusal)]
-    assert ours == []
-
-
 def a_week(server, python, cache):
-    """One run of week.py. The SDK forks its reporter while its threads hold locks, and on a busy machine it then waits for itself for ever: seen
+    """One run of week.py. The SDK forks its reporter while its threads hold locks, and on a busy machine it then waits for itself: seen
     with 1.18, both processes in futexes and no request under way. Such a run is repeated once."""
     for _ in range(2):
         child = server.start([python, HERE / "week.py"], "week.log", CLEARML_CACHE_DIR=str(cache))
