@@ -1,4 +1,4 @@
-//! What a task itself asks for goes before what its queue says.
+//! The pod of a task that has a request of its own: the request replaces that of the queue's template.
 
 use cantle_clearml::TaskRequest;
 use cantle_model::{ComputeRequest, GpuRequest, whole_granules};
@@ -8,30 +8,30 @@ use super::pod_request::WEIGHT_LABEL;
 use super::template::merge;
 use crate::inject::{COMPUTE_ANNOTATIONS, LABEL, compute_annotations};
 
-/// Words in which a pod asks for GPU; a task that asks for itself takes the queue's away.
+/// Annotations and resources by which a template requests GPU. All of them are removed if the task has its own request.
 const GPU_ANNOTATIONS: [&str; 4] = ["gpu-fraction", "gpu-memory", "gpu-fraction-num-devices", "mig-profile"];
 const GPU_RESOURCES: [&str; 2] = ["nvidia.com/", "clear.ml/fraction"];
 
-/// Writes it into a copy of the queue's template. What can't be had is for the injector to refuse.
+/// Writes the task's request into a copy of the queue's template. It checks nothing: the injector refuses what cannot be given.
 pub(super) fn apply(template: &mut Map<String, Value>, request: &TaskRequest) {
     if let Some(gpu) = &request.gpu {
-        take_gpu_away(template);
-        lay_over(template, of_gpu(gpu, request.compute));
+        remove_gpu(template);
+        overwrite(template, of_gpu(gpu, request.compute));
     }
     if request.compute.is_enforced() {
-        take_compute_away(template);
+        remove_compute(template);
         if request.compute.named_part().is_some() {
-            // It may count more than its memory.
-            take_label_away(template, WEIGHT_LABEL);
+            // The label is the weight of the template's slice; this share may count more.
+            remove_label(template, WEIGHT_LABEL);
         }
-        lay_over(template, json!({"annotations": compute_annotations(request.compute)}));
+        overwrite(template, json!({"annotations": compute_annotations(request.compute)}));
     }
     let amounts = [
         (request.cpu_milli > 0).then(|| ("cpu", json!(format!("{}m", request.cpu_milli)))),
         (request.memory_bytes > 0).then(|| ("memory", json!(request.memory_bytes.to_string()))),
     ];
     for (name, amount) in amounts.into_iter().flatten() {
-        lay_over(template, json!({"resources": {"requests": {name: amount}}}));
+        overwrite(template, json!({"resources": {"requests": {name: amount}}}));
     }
 }
 
@@ -40,7 +40,7 @@ fn of_gpu(gpu: &GpuRequest, compute: ComputeRequest) -> Value {
         GpuRequest::Fraction(share) if share.is_part() => {
             json!({"annotations": {"gpu-fraction": share.to_string()}})
         }
-        // With a share of its time it is cantle that has to give it out.
+        // NVIDIA's device plugin enforces no share of GPU time, so cantle allocates the GPU.
         GpuRequest::Fraction(_) | GpuRequest::Gpus(1) if compute.is_enforced() => {
             json!({"labels": {LABEL: "1"}})
         }
@@ -53,37 +53,37 @@ fn of_gpu(gpu: &GpuRequest, compute: ComputeRequest) -> Value {
     }
 }
 
-fn lay_over(template: &mut Map<String, Value>, over: Value) {
+fn overwrite(template: &mut Map<String, Value>, over: Value) {
     if let Value::Object(over) = over {
         merge(template, over);
     }
 }
 
-fn take_gpu_away(template: &mut Map<String, Value>) {
-    take_label_away(template, LABEL);
-    // It was the weight of what is taken away.
-    take_label_away(template, WEIGHT_LABEL);
-    take_annotations_away(template, &GPU_ANNOTATIONS);
-    // So was the share of its time.
-    take_compute_away(template);
+fn remove_gpu(template: &mut Map<String, Value>) {
+    remove_label(template, LABEL);
+    // The weight belonged to the removed request.
+    remove_label(template, WEIGHT_LABEL);
+    remove_annotations(template, &GPU_ANNOTATIONS);
+    // So did the share of GPU time.
+    remove_compute(template);
     let Some(Value::Object(resources)) = template.get_mut("resources") else { return };
     for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
         amounts.retain(|name, _| !GPU_RESOURCES.iter().any(|prefix| name.starts_with(prefix)));
     }
 }
 
-/// All of it: half a request of the queue's beside half of the task's would be neither.
-fn take_compute_away(template: &mut Map<String, Value>) {
-    take_annotations_away(template, &COMPUTE_ANNOTATIONS);
+/// All annotations of compute: a mix of the queue's and the task's would be neither request.
+fn remove_compute(template: &mut Map<String, Value>) {
+    remove_annotations(template, &COMPUTE_ANNOTATIONS);
 }
 
-fn take_annotations_away(template: &mut Map<String, Value>, names: &[&str]) {
+fn remove_annotations(template: &mut Map<String, Value>, names: &[&str]) {
     if let Some(Value::Object(annotations)) = template.get_mut("annotations") {
         annotations.retain(|name, _| !names.contains(&name.as_str()));
     }
 }
 
-fn take_label_away(template: &mut Map<String, Value>, name: &str) {
+fn remove_label(template: &mut Map<String, Value>, name: &str) {
     if let Some(Value::Object(labels)) = template.get_mut("labels") {
         labels.remove(name);
     }
