@@ -42,18 +42,6 @@ pub(crate) fn with_file(
     Ok([before, &added, after].concat())
 }
 
-/// The words without the option that names the file. Only those before `--` are ours.
-pub(crate) fn without_file(words: &[OsString]) -> Vec<OsString> {
-    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    let (ours, rest) = words.split_at(end);
-    let is_value = |at: usize| at > 0 && ours[at - 1] == "--config";
-    let is_kept = |(at, word): &(usize, &OsString)| {
-        *word != "--config" && !word.to_string_lossy().starts_with("--config=") && !is_value(*at)
-    };
-    let kept = ours.iter().enumerate().filter(is_kept).map(|(_, word)| word.clone());
-    kept.chain(rest.iter().cloned()).collect()
-}
-
 /// The command line is read twice only then.
 fn may_name_a_file(words: &[OsString]) -> bool {
     words.iter().any(|word| word.to_string_lossy().starts_with("--config"))
@@ -223,6 +211,7 @@ mod tests {
 
     use super::*;
     use crate::args::Cli;
+    use crate::command_line::without_options;
 
     fn joined(text: &str, words: &str) -> Result<String, CliError> {
         let path = std::env::temp_dir().join(format!("cantle-config-{}", uuid::Uuid::new_v4()));
@@ -271,10 +260,10 @@ mod tests {
         let text = "sim-gpus = \"1xT4-16GB\"\n[run]\ngpu = \"0.5\"\n";
         let done = joined(text, "cantle --config FILE run -- x --config y").unwrap();
         let words: Vec<OsString> = done.split(' ').map(OsString::from).collect();
-        let kept = without_file(&words).join(" ".as_ref()).into_string().unwrap();
+        let kept = without_options(&words, &["--config"]).join(" ".as_ref()).into_string().unwrap();
         assert_eq!(kept, "cantle run --gpu=0.5 --sim-gpus=1xT4-16GB -- x --config y");
         let words = ["cantle", "--config=FILE", "up"].map(OsString::from);
-        assert_eq!(without_file(&words), ["cantle", "up"]);
+        assert_eq!(without_options(&words, &["--config"]), ["cantle", "up"]);
     }
 
     #[test]

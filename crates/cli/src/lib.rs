@@ -3,6 +3,7 @@
 mod args;
 mod clearml_conf;
 mod cmd;
+mod command_line;
 mod complete;
 mod config;
 mod connect;
@@ -57,7 +58,7 @@ pub fn main() -> ExitCode {
         }
     };
     let is_from_file = carried != plain;
-    let again = if is_from_file { config::without_file(&carried) } else { words };
+    let again = if is_from_file { command_line::without_options(&carried, &["--config"]) } else { words };
     let cli = match Cli::try_parse_from(carried) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),

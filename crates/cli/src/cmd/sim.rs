@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use cantle_machine::{Layout, Machine};
 use clap::{Args, Subcommand};
 
+use crate::command_line::without_options;
 use crate::context::{CommandResult, Context, Global};
 use crate::directories::Directories;
 use crate::error::{CliError, ErrorKind, as_kind};
@@ -80,36 +81,13 @@ fn again(words: &[OsString], is_from_file: bool) -> Result<Infallible, CliError>
     if is_from_file {
         command.env_remove(crate::config::VARIABLE);
     }
-    become_command(command.args(without_options(words.get(1..).unwrap_or_default())))
+    become_command(command.args(without_options(words.get(1..).unwrap_or_default(), &OPTIONS)))
 }
 
 fn enter(dirs: &Directories, gpus: Option<String>) -> Result<(), CliError> {
     let (home, lib_dir) = (dirs.sim.clone(), dirs.lib.clone());
     let machine = Machine { home, gpus, driver: None, layout: Layout::default(), lib_dir };
     Ok(cantle_machine::enter(&machine)?)
-}
-
-/// The words without these options. Only those before `--` are ours.
-fn without_options(words: &[OsString]) -> Vec<OsString> {
-    let mut kept = Vec::new();
-    let mut rest = words.iter();
-    while let Some(word) = rest.next() {
-        if word == "--" {
-            kept.push(word.clone());
-            kept.extend(rest.cloned());
-            break;
-        }
-        let text = word.to_string_lossy();
-        if OPTIONS.contains(&&*text) {
-            rest.next();
-        } else if !OPTIONS
-            .iter()
-            .any(|option| text.strip_prefix(option).is_some_and(|rest| rest.starts_with('=')))
-        {
-            kept.push(word.clone());
-        }
-    }
-    kept
 }
 
 fn become_command(command: &mut Command) -> Result<Infallible, CliError> {
@@ -154,20 +132,4 @@ pub(crate) fn truth(context: &Context) -> CommandResult {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_machines_options_are_left_out_and_nothing_else() {
-        let left = |words: &[&str]| {
-            let words: Vec<OsString> = words.iter().map(Into::into).collect();
-            without_options(&words).into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(left(&["--sim-gpus", "1xT4-16GB", "run", "--gpu", "1"]), ["run", "--gpu", "1"]);
-        assert_eq!(left(&["run", "--sim-gpus=1xT4-16GB", "--sim-dir=/x", "--gpu=1"]), ["run", "--gpu=1"]);
-        assert_eq!(left(&["run", "--", "x", "--sim-gpus", "y"]), ["run", "--", "x", "--sim-gpus", "y"]);
-    }
 }
