@@ -141,10 +141,9 @@ impl Register {
         self.users.values().filter(move |user| user.removed_us.is_none() && (all || user.id == own))
     }
 
-    /// The id of the user with this name at an identity provider, also of a removed user.
-    fn of_identity(&self, who: &ExternalIdentity) -> Option<String> {
-        let found = self.users.values().find(|user| user.external.as_deref() == Some(who.id.as_str()));
-        found.map(|user| user.id.clone())
+    /// The user with this id at an identity provider or in Kubernetes, also a removed one.
+    pub(crate) fn of_identity(&self, external: &str) -> Option<&UserRow> {
+        self.users.values().find(|user| user.external.as_deref() == Some(external))
     }
 
     /// The groups of a user.
@@ -320,7 +319,8 @@ impl People {
         who: &ExternalIdentity,
         now_us: i64,
     ) -> Result<Principal, StoreError> {
-        let id = match self.register().of_identity(who) {
+        let known = self.register().of_identity(&who.id).map(|user| user.id.clone());
+        let id = match known {
             Some(id) => id,
             None => self.add_identity(store, who, now_us).await?,
         };
@@ -349,8 +349,8 @@ impl People {
         };
         if let Err(StoreError::NameTaken { .. }) = store.add_user(&new, &[]).await {
             self.reload(store).await?;
-            if let Some(id) = self.register().of_identity(who) {
-                return Ok(id);
+            if let Some(user) = self.register().of_identity(&who.id) {
+                return Ok(user.id.clone());
             }
             // Two people of one name: the second one's says so.
             new.name = format!("{} ({})", who.name, &id[..8]);

@@ -144,8 +144,7 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
 
 /// Whether this user of Kubernetes is nobody else here; one without roles gives it up.
 fn is_free(register: &Register, username: &str, name: &str) -> Result<(), ApiError> {
-    let identity = identity_of(username);
-    let owner = register.users.values().find(|user| user.external.as_ref() == Some(&identity));
+    let owner = register.of_identity(&identity_of(username));
     let own_roles =
         |user: &UserRow| register.grants.iter().any(|grant| grant.subject == subject_of(&user.id));
     match owner.filter(|user| user.name != name && own_roles(user)) {
