@@ -143,7 +143,7 @@ def test_a_card_in_no_table_works_from_what_its_driver_says(make_cantle):
         done = card.cli("run", *flags, "--", *FILL)
         assert f"got MIG instance {profile}," in done.stderr and json.loads(done.stdout)["total_bytes"] == mib * MIB
     holders = [card.start("run", "--mig-profile", "1g.12gb", "--", "sleep", "60", log=f"{n}.log") for n in range(5)]
-    wait_until(lambda: len(places(card)) == 5, 30, "five instances")
+    wait_until(lambda: len(places(card)) == 5, 30, lambda: f"five instances: {places(card)}, {[card.log(f'{n}.log') for n in range(5)]}")
     card.cli("run", "--mig-profile", "1g.12gb", "--", "true", code=6)
     assert sorted(start for _, start in places(card)) == [0, 2, 4, 6, 8] and len(holders) == 5
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use cantle_clearml::batch::{CompleteTasks, TakeTasks, TaskRun};
+use cantle_clearml::batch::{CompleteTasks, TakeTasks, TaskRun, WaitForTasks};
 use cantle_clearml::queues::GetNextTask;
 use cantle_model::TaskStatus;
 use common::TestServer;
@@ -65,4 +65,19 @@ async fn a_call_waits_until_a_task_comes_or_its_time_is_over() {
     assert_eq!(found.unwrap().entry.unwrap().task, task);
     assert!(begin.elapsed() < Duration::from_secs(9), "it was rung for");
     assert!(server.client.call(&short).await.unwrap().entry.is_none());
+}
+
+#[tokio::test]
+async fn a_call_waits_at_queues_that_exist() {
+    let server = TestServer::start().await;
+    let (queue, task) = (server.queue("q").await, server.task("t").await);
+    let wait = |queues: &[&str], wait_ms| {
+        let queues = queues.iter().map(|&queue| queue.to_owned()).collect();
+        WaitForTasks { queues, wait_ms }
+    };
+    assert!(!server.client.call(&wait(&[&queue], 50)).await.unwrap().rung);
+    let long = wait(&[&queue], 10_000);
+    let (answer, ()) = tokio::join!(server.client.call(&long), server.enqueue(&task, &queue));
+    assert!(answer.unwrap().rung);
+    assert_eq!(server.refused(&wait(&[&queue, "no-such"], 10_000)).await.0, 400, "each name would be kept");
 }

@@ -159,6 +159,18 @@ impl Store {
         Ok(one.fetch_optional(&self.readers).await?.is_some())
     }
 
+    /// Checks that these queues exist.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`] with the first that does not.
+    pub async fn check_queues(&self, ids: &[String]) -> Result<(), StoreError> {
+        for id in ids {
+            let one = query("SELECT id FROM queues WHERE id = $1").bind(id);
+            one.fetch_optional(&self.readers).await?.ok_or_else(|| StoreError::NoQueue(id.clone()))?;
+        }
+        Ok(())
+    }
+
     /// Moves a task within its queue: `place` gets its position and the number of entries, and returns the new position.
     ///
     /// # Errors

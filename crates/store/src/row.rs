@@ -9,7 +9,7 @@ use crate::data::{
     EventRow, Evicted, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
     TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
 };
-use crate::db::Row;
+use crate::db::{Row, without_nul};
 use crate::{FALLBACKS, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
@@ -25,12 +25,9 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
 }
 
-/// JSON for a column of tags, without NUL: PostgreSQL's JSON has none either.
+/// JSON for a column of tags. PostgreSQL's JSON has no NUL either.
 pub(crate) fn tags_to_json(tags: &[String]) -> Result<String, StoreError> {
-    if tags.iter().any(|tag| tag.contains('\0')) {
-        let tags: Vec<String> = tags.iter().map(|tag| tag.replace('\0', "\u{fffd}")).collect();
-        return to_json(&tags);
-    }
+    let tags: Vec<String> = tags.iter().cloned().map(without_nul).collect();
     to_json(&tags)
 }
 

@@ -125,34 +125,34 @@ async fn next(call: &Call, request: &GetNextTask) -> Result<Option<Taken>, ApiEr
         if taken.is_some() || wait.is_zero() {
             return Ok(taken);
         }
-        if !is_rung(call, std::slice::from_ref(&request.queue), end).await? {
+        if !is_rung(call, &request.queue, end).await? {
             return Ok(None);
         }
     }
 }
 
-/// Waits until a task may have come into one of the queues; `false` if none has by then, or the server stops.
-async fn is_rung(call: &Call, queues: &[String], end: Instant) -> Result<bool, ApiError> {
+/// Waits until a task may have come into the queue; `false` if none has by then, or the server stops.
+async fn is_rung(call: &Call, queue: &String, end: Instant) -> Result<bool, ApiError> {
     loop {
         // A ring may be lost, so it looks now and then.
-        let ring = timeout_at(end.min(Instant::now() + LOOK_EVERY), call.store.rung(queues)).await;
-        if let Ok(rung) = ring {
+        let look = end.min(Instant::now() + LOOK_EVERY);
+        if let Ok(rung) = timeout_at(look, call.store.rung(std::slice::from_ref(queue))).await {
             return Ok(rung);
         }
         if Instant::now() >= end {
             return Ok(false);
         }
-        for queue in queues {
-            if call.store.is_waited_in(queue).await? {
-                return Ok(true);
-            }
+        if call.store.is_waited_in(queue).await? {
+            return Ok(true);
         }
     }
 }
 
+/// The callers poll as well, so a lost ring costs one of their intervals.
 async fn wait_for_tasks(call: Call, request: WaitForTasks) -> Result<Rung, ApiError> {
+    call.store.check_queues(&request.queues).await?;
     let end = Instant::now() + Duration::from_millis(request.wait_ms).min(LONGEST_WAIT);
-    let rung = !request.queues.is_empty() && is_rung(&call, &request.queues, end).await?;
+    let rung = timeout_at(end, call.store.rung(&request.queues)).await.unwrap_or(false);
     Ok(Rung { rung })
 }
 

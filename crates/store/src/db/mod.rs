@@ -10,7 +10,7 @@ mod words;
 use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use builder::Sql;
-pub(crate) use query::{Row, Value, query, query_as, query_scalar};
+pub(crate) use query::{Row, Value, query, query_as, query_scalar, without_nul};
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -272,6 +272,6 @@ fn numbered(text: &str) -> String {
 }
 
 /// PostgreSQL's texts have no NUL; a program may print one.
-fn without_nul(text: String) -> String {
+pub(crate) fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
