@@ -28,8 +28,12 @@ impl GpuGeometry {
         self.table.has_engines_for(busy.map(|instance| instance.profile).chain([profile]))
     }
 
-    /// Takes a place. Free instances that are in its way are gone, one that is just right is busy.
+    /// Takes a place. Free instances that are in its way are gone, one that is just right is busy. A busy one at the same place
+    /// is the same instance: it must not count twice towards the most of its profile and of the media engines.
     pub fn occupy(&mut self, profile: usize, start: u32) {
+        if self.instances.iter().any(|instance| instance.is_held_at(profile, start)) {
+            return;
+        }
         let place = self.table.units_at(profile, start);
         let table = &self.table;
         self.instances.retain(|instance| {
@@ -40,9 +44,7 @@ impl GpuGeometry {
 
     /// Gives a taken place back.
     pub fn release(&mut self, profile: usize, start: u32) {
-        let holds =
-            |instance: &Instance| instance.busy && instance.profile == profile && instance.start == start;
-        if let Some(at) = self.instances.iter().position(holds) {
+        if let Some(at) = self.instances.iter().position(|instance| instance.is_held_at(profile, start)) {
             self.instances.remove(at);
         }
     }

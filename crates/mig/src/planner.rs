@@ -20,6 +20,13 @@ pub struct Instance {
     pub busy: bool,
 }
 
+impl Instance {
+    /// Is it a busy one of the profile at position `profile`, at `start`?
+    pub(crate) const fn is_held_at(&self, profile: usize, start: u32) -> bool {
+        self.busy && self.profile == profile && self.start == start
+    }
+}
+
 /// A GPU in MIG mode and its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuGeometry {

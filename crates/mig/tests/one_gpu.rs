@@ -105,3 +105,16 @@ fn the_optimum_reuses_what_is_there_and_leaves_the_busy_alone() {
     assert_eq!(optimum.decide(&busy, "4g.20gb"), None);
     assert_eq!(optimum.decide(&busy, "2g.10gb").unwrap().start, 2);
 }
+
+/// The planner may read the instance of a task that is just getting it: from the driver, and as the lease's place.
+#[test]
+fn an_instance_that_is_seen_twice_counts_once() {
+    let table = Arc::new(table("A30-24GB"));
+    let small = table.position("1g.6gb").unwrap();
+    let seen = Instance { id: 7, profile: small, start: 0, busy: true };
+    let mut gpu = GpuGeometry { table, instances: vec![seen] };
+    (0..3).for_each(|start| gpu.occupy(small, start));
+    assert_eq!(free_starts(&gpu, "1g.6gb").collect::<Vec<_>>(), [3]);
+    gpu.occupy(small, 3);
+    assert_eq!(free_starts(&gpu, "1g.6gb").count(), 0);
+}
