@@ -4,7 +4,8 @@
 # packages, and does only that.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+installed() { ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && command -v pgbouncer >/dev/null && command -v haproxy >/dev/null; }
+if ! installed && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # Its own cluster would take the memory of the tests; they start one themselves.
     mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] || echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf

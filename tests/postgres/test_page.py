@@ -140,8 +140,10 @@ def upgrades_in_turns(machines, reader, servers):
         machines[name].run("wait $stays || true")
         reader.type(name, start)
         reader.type(name, wait.replace("s1", name))
+        machines["lb"].run("sleep 2")
     laptop.run("touch stop; wait $calls; rm stop")
-    assert laptop.run("cat failed") == ""
+    failed = laptop.run("cat failed")
+    assert failed == "", failed
 
 
 def a_lost_database(machines, reader, servers):
