@@ -27,7 +27,7 @@ HERE = {
 ELSEWHERE = {
     "docs/guide/first-card.md": "tests/e2e/test_first_card.py: all",
     "docs/guide/install.md": "tests/packages/test_install.py: dpkg, rpm and pip in place of apt and dnf, which need a download site",
-    "docs/guide/fleet.md": "tests/postgres/run.sh: the same commands on a PostgreSQL of its own; tests/chart has the values",
+    "docs/guide/fleet.md": "tests/postgres/test_page.py: all on machines of their own, but copy (crates/store/tests/copy.rs); tests/chart has the values; make bench",
     "docs/kubernetes.md": "tests/cluster/test_page.py: all",
     "docs/kubernetes-queues.md": "tests/cluster/test_page.py: all",
     "docs/kubernetes-classic.md": "tests/cluster/test_chart_as_pods.py: all",
