@@ -154,7 +154,7 @@ def upgrades_in_turns(machines, reader, servers):
 
 def a_lost_database(machines, reader, servers):
     reader.block("db# su postgres -c \"createuser --replication")
-    machines["db"].until("su postgres -c 'psql -Atc \"select sync_state from pg_stat_replication\"'", "sync")
+    machines["db"].until("su postgres -c 'psql -Atc \"select sync_state from pg_stat_replication\"' | grep -x sync", "sync")
     refused = machines["s1"].run("cantle db check postgres://cantle@db2/cantle", code=1)
     assert "is read-only, as a standby is" in refused and "hint: " in refused
     task = reader.machines["laptop"].run("cantle submit --queue small -- sh -c 'sleep 3; echo survived'").strip()
