@@ -137,7 +137,7 @@ def test_a_container_whose_agent_is_dead_ends_before_its_task_runs_elsewhere(fle
     with engine.hanging():
         fleet.wait_silence(old, AFTER_S + 10)
     assert "it is queued again after" in fleet.cantle.cli("why", task).stdout
-    wait_until(lambda: len(fleet.runs()) == 2, 60, lambda: fleet.cantle.cli("why", task).stdout)
+    wait_until(lambda: len(fleet.runs()) == 2 and fleet.signs(fleet.runs()[1]), 60, lambda: fleet.cantle.cli("why", task).stdout)
     last, first = fleet.signs(old)[-1], fleet.signs(fleet.runs()[1])[0]
     assert last < first and last - lost < AFTER_S + 1, "the old run ends at its fence, and before the new one begins"
     # The agent comes back late.

@@ -71,6 +71,24 @@ test("priority, CPU and memory are granted, too, and what nobody touched stays a
   await until("CPU cores not to be counted", () => cantle.json("quota", "show", "vision")[0].cpu.deserved == null);
 });
 
+test("what is typed while the server answers is not lost", async () => {
+  let answer;
+  const held = new Promise((resolve) => (answer = resolve));
+  await page.route("**/cantle.set_quota", async (route) => {
+    await held;
+    await route.continue();
+  });
+  await grant("vision", { Weight: "3" });
+  const priority = page.getByRole("form", { name: "Quota of vision", exact: true }).getByLabel("Priority");
+  await priority.fill("7");
+  answer();
+  await until("the server's word", () => cantle.json("quota", "show", "vision")[0].gpu.weight === 3);
+  await shows("vision", "Quota 1 GPU");
+  await page.getByText("Done: ").first().waitFor();
+  assert.equal(await priority.inputValue(), "7");
+  await page.unroute("**/cantle.set_quota");
+});
+
 test("what can't be is refused in the server's words", async () => {
   await grant("vision", { "GPUs guaranteed": "3" });
   await page.getByText(/below/).first().waitFor();

@@ -59,11 +59,13 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
   const [edits, setEdits] = useState<Texts>({});
   const fields = { ...texts(old), ...edits };
   const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, edits));
-  const save = { ...action, run: () => action.run().then(() => setEdits({})) };
+  // What is typed while the server answers is not saved yet: it stays.
+  const unsaved = (now: Texts): Texts => Object.fromEntries(Object.entries(now).filter(([label, text]) => text !== edits[label]));
+  const save = { ...action, run: () => action.run().then(() => setEdits(unsaved)) };
   const field = (label: string, rest: object) => (
     <label key={label}>
       {label}
-      <input type="number" value={fields[label]} onInput={(event) => setEdits({ ...edits, [label]: event.currentTarget.value })} {...rest} />
+      <input type="number" value={fields[label]} onInput={({ currentTarget: { value } }) => setEdits((now) => ({ ...now, [label]: value }))} {...rest} />
     </label>
   );
   const amounts = (of: Amount["of"]) =>
