@@ -62,6 +62,15 @@ impl ProjectQuotas {
         self.projects.iter().filter_map(|row| Some((row.name.as_str(), row.quota.as_ref()?)))
     }
 
+    /// The same, as agents get them.
+    pub(super) fn views(&self) -> Vec<QuotaView> {
+        let view = |(project, quota): (&str, &ProjectQuota)| QuotaView {
+            project: project.to_owned(),
+            quota: quota.clone(),
+        };
+        self.own().map(view).collect()
+    }
+
     /// Does any project have a quota of a pool?
     fn any_by_pool(&self) -> bool {
         self.own().any(|(_, quota)| !quota.by_pool.is_empty())
@@ -248,11 +257,7 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
 
 async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     let quotas = ProjectQuotas::read(&call).await?;
-    let view = |(project, quota): (&str, &ProjectQuota)| QuotaView {
-        project: project.to_owned(),
-        quota: quota.clone(),
-    };
-    let projects: Vec<QuotaView> = quotas.own().map(view).collect();
+    let projects = quotas.views();
     let limited = call.people.register().limits_gpus();
     let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
     let held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
