@@ -6,7 +6,7 @@ import { connection, events, loadProjects, nodes, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
 import { link, param } from "../route";
-import type { ProjectView } from "../types";
+import type { PoolQuota, ProjectView } from "../types";
 
 /** What happens together is asked for once. */
 const SETTLE_MS = 300;
@@ -62,6 +62,12 @@ function Fact({ name, value, swatch }: { name: string; value: string; swatch?: s
   );
 }
 
+/** `1 of 2 GPUs, limit 3 GPUs` */
+function ofPool({ allocated_milli, deserved, limit }: PoolQuota & { allocated_milli: number }): string {
+  const held = `${allocated_milli / 1000} of ${gpuAmount(deserved)}`;
+  return limit === undefined ? held : `${held}, limit ${gpuAmount(limit)}`;
+}
+
 function Project({ project, whole }: { project: ProjectView; whole: number }) {
   const { quota, limit_milli } = project;
   return (
@@ -79,6 +85,10 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
         {quota && <Fact name="Quota" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
         {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
+        {quota?.pools && <Fact name="Only pools" value={quota.pools.join(", ")} />}
+        {Object.entries(project.by_pool ?? {}).map(([pool, share]) => (
+          <Fact key={pool} name={`Of pool ${pool}`} value={ofPool(share)} />
+        ))}
       </dl>
       {may("manage", project.name.slice(0, Math.max(0, project.name.lastIndexOf("/"))) || null) && (
         <details>
