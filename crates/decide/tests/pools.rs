@@ -154,7 +154,7 @@ fn a_limit_of_a_pool_leaves_the_other_gpus() {
         "needs 1 GPU, nothing free (1 of 1 in use); project a holds 0 GPUs of pool big and its limit of it is 0.5 GPUs"
     );
     assert_eq!(starts(&world(None).plan()).len(), 2);
-    let held = world(Some(1000)).holds("here", "a", "GPU-a").holds("there", "b", "GPU-t");
+    let held = world(Some(1000)).holds("here", "a", "GPU-a").holds("there", "a", "GPU-t");
     assert!(
         why(&held.plan(), "1").contains("project a holds 1 GPU of pool big and its limit of it is 1 GPU")
     );
