@@ -71,6 +71,21 @@ test("priority, CPU and memory are granted, too, and what nobody touched stays a
   await until("CPU cores not to be counted", () => cantle.json("quota", "show", "vision")[0].cpu.deserved == null);
 });
 
+test("pools are shown, and what is granted on the page leaves them as they are", async () => {
+  cantle.cli("pools", "set", "fast", "--model", "*A100*");
+  cantle.cli("quota", "set", "vision", "--pools", "fast");
+  cantle.cli("quota", "set", "vision", "--pool", "fast", "--gpu", "0.5", "--limit", "2");
+  await shows("vision", "Only pools fast");
+  await shows("vision", "Of pool fast 2 of 0.5 GPU, limit 2 GPUs");
+  await page.getByText("2 of 2 GPUs allocated: *A100*").waitFor();
+  await grant("vision", { Weight: "3" });
+  await until("the server's word", () => cantle.json("quota", "show", "vision")[0].gpu.weight === 3);
+  const [quota] = cantle.json("quota", "show", "vision");
+  assert.deepEqual([quota.pools, quota.by_pool], [["fast"], { fast: { deserved: 500, limit: 2000 } }]);
+  cantle.cli("quota", "unset", "vision", "--pool", "fast");
+  cantle.cli("quota", "set", "vision", "--pools", "none");
+});
+
 test("what can't be is refused in the server's words", async () => {
   await grant("vision", { "GPUs guaranteed": "3" });
   await page.getByText(/below/).first().waitFor();

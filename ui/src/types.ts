@@ -118,6 +118,16 @@ export interface ProjectView {
   waiting: number;
 }
 
+/** A named set of GPUs: `cantle.get_pools`. */
+export interface PoolView {
+  name: string;
+  /** Patterns; absent: all. */
+  nodes?: string[];
+  models?: string[];
+  gpus: number;
+  allocated_milli: number;
+}
+
 export interface EventView {
   id: number;
   time: string;

@@ -2,7 +2,7 @@ import { useEffect } from "preact/hooks";
 import { may } from "../api";
 import { cantle } from "../cli";
 import { gpuAmount } from "../format";
-import { connection, events, loadProjects, nodes, projects } from "../live";
+import { connection, events, loadProjects, nodes, pools, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
 import { link, param } from "../route";
@@ -100,6 +100,20 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
   );
 }
 
+/** Named sets of GPUs; who may change them does it on the command line. */
+function Pools() {
+  return (
+    <section class="card" aria-labelledby="pools">
+      <h2 id="pools">Pools</h2>
+      <dl class="facts">
+        {pools.value.map(({ name, nodes = [], models = [], gpus, allocated_milli }) => (
+          <Fact key={name} name={name} value={`${allocated_milli / 1000} of ${gpuAmount(1000 * gpus)} allocated: ${[...nodes, ...models].join(", ")}`} />
+        ))}
+      </dl>
+    </section>
+  );
+}
+
 export function Projects() {
   usePageCli(cantle("projects"));
   useProjects();
@@ -123,6 +137,7 @@ export function Projects() {
           <Project key={project.name} project={project} whole={whole} />
         ))}
       </div>
+      {pools.value.length > 0 && <Pools />}
       {may("manage") && (
         <details class="card">
           <summary>Grant another project</summary>
