@@ -101,6 +101,9 @@ impl WireError {
             Self::Certificates { .. } => "give a file in PEM that this user can read",
             Self::Unauthorized { message, .. } => not_let_in(message),
             Self::Refused { code: 400, subcode: subcode::INVALID_USER, .. } => "cantle users list lists them",
+            Self::Refused { code: 400, subcode: subcode::INVALID_POOL, .. } => {
+                "cantle pools list lists them; an administrator defines one: cantle pools set NAME --model GLOB"
+            }
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
             }

@@ -55,9 +55,9 @@ pub mod subcode {
     /// The request exceeds the project's quota. cantle's own.
     pub const OVER_QUOTA: u32 = 9001;
     /// No such pool. cantle's own.
-    pub const INVALID_POOL: u32 = 9002;
+    pub const INVALID_POOL: u32 = 9003;
     /// Quotas name the pool. cantle's own.
-    pub const POOL_IN_USE: u32 = 9003;
+    pub const POOL_IN_USE: u32 = 9004;
     /// No such user. cantle's own.
     pub const INVALID_USER: u32 = 9002;
 }

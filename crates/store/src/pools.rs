@@ -20,6 +20,18 @@ impl Store {
         rows.iter().map(pool).collect()
     }
 
+    /// Checks that each pool that a quota names exists.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPool`].
+    pub async fn check_pools(&self, quota: &ProjectQuota) -> Result<(), StoreError> {
+        let known: Vec<String> = self.pools().await?.into_iter().map(|pool| pool.name).collect();
+        match quota.named_pools().find(|name| !known.iter().any(|pool| pool == name)) {
+            None => Ok(()),
+            Some(name) => Err(StoreError::NoPool { name: name.to_owned(), known: known.join(", ") }),
+        }
+    }
+
     /// Defines a pool, or defines it again.
     ///
     /// # Errors

@@ -134,6 +134,7 @@ async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
         quota
             .check()
             .map_err(|error| ApiError::invalid(format!("project {project}: {error}")).caused_by(error))?;
+        call.store.check_pools(quota).await?;
         make_project(&call, &project).await?;
     }
     call.store.set_quota(&project, quota.as_ref(), &call.who.label(), call.now_us).await?;
