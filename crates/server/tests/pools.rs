@@ -59,7 +59,11 @@ async fn pools_are_defined_listed_and_deleted() {
     assert_eq!(server.refused(&pool("p")).await, (400, 9004), "in use");
     assert_eq!(server.refused(&pool("q")).await, (400, 9003), "not there");
     assert_eq!(server.refused(&restricted("new", &["p", "q"])).await, (400, 9003), "one is not there");
-    assert_eq!(server.client.call(&GetProjects {}).await.unwrap().projects.len(), 1, "no project was made for it");
+    assert_eq!(
+        server.client.call(&GetProjects {}).await.unwrap().projects.len(),
+        1,
+        "no project was made for it"
+    );
     for (name, model) in [("", "x"), ("a b", "x"), ("none", "x"), ("a", "")] {
         assert_eq!(server.refused(&of_model(name, model)).await, (400, 12), "\"{name}\" \"{model}\"");
     }

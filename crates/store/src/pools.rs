@@ -1,8 +1,8 @@
 //! Pools of GPUs, and which GPUs belong to them: nodes report their models.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{Pool, PoolQuota, PoolRule, ProjectQuota, Slice, pools_of};
+use cantle_model::{Pool, PoolQuota, PoolRule, ProjectQuota, Slice, pools_of, projects_above};
 use serde::Deserialize;
 
 use crate::data::{EventRow, HeldSum, TaskClaim, TaskRow};
@@ -121,6 +121,27 @@ pub(crate) async fn check_named(tx: &mut Tx, quota: &ProjectQuota) -> Result<(),
         }
     }
     Ok(())
+}
+
+/// The pools of which a running task holds a part, and `project` or one above it has a quota.
+pub(crate) async fn contested(
+    tx: &mut Tx,
+    project: &str,
+    holder: &TaskRow,
+) -> Result<Vec<String>, StoreError> {
+    let mut named = BTreeSet::new();
+    for name in std::iter::once(project).chain(projects_above(project)) {
+        let found = query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
+        let found = found.fetch_optional(&mut *tx).await?;
+        let quota = found.as_ref().map(row::project).transpose()?.and_then(|row| row.quota);
+        named.extend(quota.into_iter().flat_map(|quota| quota.by_pool.into_keys()));
+    }
+    let mut held = BTreeMap::new();
+    if !named.is_empty() {
+        let node = holder.node.as_deref().unwrap_or_default();
+        PoolMap::read(tx).await?.add(&mut held, node, &holder.slices);
+    }
+    Ok(held.into_keys().filter(|pool| named.contains(pool)).collect())
 }
 
 /// The part of a node's report that decides on pools.

@@ -144,6 +144,7 @@ pub(crate) async fn check(tx: &mut Tx, task: &TaskRow, claim: &TaskClaim) -> Res
     let Some(id) = &task.index.project else { return Ok(()) };
     let found = query(select!(projects, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
     let Some(own) = found.as_ref().map(row::project).transpose()? else { return Ok(()) };
+    let mut pools = None;
     for name in std::iter::once(own.name.as_str()).chain(projects_above(&own.name)) {
         let found = query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
         // One claim after the other counts what the project holds.
@@ -152,7 +153,11 @@ pub(crate) async fn check(tx: &mut Tx, task: &TaskRow, claim: &TaskClaim) -> Res
         if let Some(ProjectRow { quota: Some(quota), .. }) = found.as_ref().map(row::project).transpose()? {
             check_one(tx, name, &quota, claim).await?;
             if quota.named_pools().next().is_some() {
-                PoolMap::read(tx).await?.check(tx, name, &quota, claim).await?;
+                let map = match &pools {
+                    Some(map) => map,
+                    None => pools.insert(PoolMap::read(tx).await?),
+                };
+                map.check(tx, name, &quota, claim).await?;
             }
         }
     }
