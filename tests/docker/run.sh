@@ -32,7 +32,8 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
     code=$(cat "$log.code" 2>/dev/null || echo 0)
     [ -z "${CANTLE_TEST_RECORD:-}" ] || tests/docker/modes.py record docker "$code" "$log"
     [ "$code" = 0 ] || exit "$code"
-    cells="docker-v2 nvidia-legacy nvidia-cdi nvidia-jit-cdi on-rhel on-wsl"
+    # `make docker-matrix` runs all of them.
+    cells="docker-v2 nvidia-legacy nvidia-jit-cdi on-rhel"
     if [ "${CANTLE_TEST_MOBY:-}" = 1 ] || [ -d "${CANTLE_TEST_CACHE:-.cache/docker}/moby-28.5.2" ]; then
         cells="$cells moby moby-v2"
     else

@@ -20,7 +20,7 @@ mount -t tmpfs tmpfs /tmp && hostname "$1" && ip link set lo up && echo "127.0.0
 mkdir -p "$HOME" && cd "$HOME" && exec sh
 """
 # The form of a prompt on a page.
-PROMPT = re.compile(r"^(\$ |gpu\d# )")
+PROMPT = re.compile(r"^(\$ |[a-z]+\d*# )")
 # Commands that stay, and what they print as soon as they can be used.
 STAYS = re.compile(r"cantle (up|server|daemon)\b")
 READY = {"up": "cantle is up", "server": "cantle server is up", "daemon": "serving"}
@@ -38,7 +38,7 @@ class Box:
     def run(self, line, code=0):
         """The output of a line; its exit code must be `code`."""
         # A line of its own, so that what the line exports stays.
-        print(f"{{ {line}\n}} </dev/null 2>&1; echo; echo END-OF-COMMAND $?", file=self.shell.stdin, flush=True)
+        print(f"{{ {line}\n}} </dev/null 2>&1; code=$?; echo; echo END-OF-COMMAND $code", file=self.shell.stdin, flush=True)
         printed = []
         for each in self.shell.stdout:
             if each.startswith("END-OF-COMMAND "):

@@ -27,7 +27,7 @@ HERE = {
 ELSEWHERE = {
     "docs/guide/first-card.md": "tests/e2e/test_first_card.py: all",
     "docs/guide/install.md": "tests/packages/test_install.py: dpkg, rpm and pip in place of apt and dnf, which need a download site",
-    "docs/guide/fleet.md": "tests/postgres/run.sh: the same commands on a PostgreSQL of its own; tests/chart has the values",
+    "docs/guide/fleet.md": "tests/postgres/test_page.py: all on machines of their own, but copy (crates/store/tests/copy.rs); tests/chart has the values; make bench",
     "docs/kubernetes.md": "tests/cluster/test_page.py: all",
     "docs/kubernetes-queues.md": "tests/cluster/test_page.py: all",
     "docs/kubernetes-classic.md": "tests/cluster/test_chart_as_pods.py: all",
@@ -242,6 +242,7 @@ def the_team(box, page, access, secret):
     # On a machine that takes the place of this one.
     box.block(f"{page.next('gpu1# cantle restore')}-of-another")
     page.next("gpu1# export AWS_ENDPOINT_URL")
+    box.run("cantle quota set experiments --gpu 1")
     dry, real = page.next("gpu1# cantle tasks delete").splitlines()
     box.block(dry)
     box.block(f"{real} --yes")
@@ -258,7 +259,8 @@ def the_team(box, page, access, secret):
     box.run("chmod +x /shared/run_eval.sh")
     submit, *asks = page.next("cantle submit").splitlines()
     assert "evaluated" in box.run(submit)
-    waits = box.run("cantle submit --queue big --gpus 99 -- true || cantle submit --queue any -- true").splitlines()[-1]
+    # It waits behind one task for each GPU.
+    waits = box.run("for each in 1 2 3 4; do cantle submit --queue big -- sleep 600; done").splitlines()[-1]
     box.block("\n".join(asks), TASK=waits)
     box.block(page.next("gpu1# cantle queues"))
     box.block(page.next("gpu1# cantle backup"))

@@ -209,6 +209,7 @@ def test_tasks_do_not_notice_ten_restarts(machine):
     assert {seen["total_bytes"] for seen in finish(machine, names)} == {HALF // 4}
 
 
+@in_soak
 def test_a_reboot(machine):
     """Services that are enabled come back; tasks that ran are reported, and new ones run."""
     machine.run("systemctl", "enable", "--now", *SERVICES)

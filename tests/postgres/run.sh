@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # The suite `postgres`: the store's and the server's own tests on a real PostgreSQL, and tasks handed out while its connections are
-# killed; then a server of the program with a database that is away, or cannot be used. `--setup` installs Debian's package, and does only that.
+# killed; a server of the program with a database that is away, or cannot be used; docs/guide/fleet.md line by line. `--setup` installs Debian's
+# packages, and does only that.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+installed() { ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1 && command -v pgbouncer >/dev/null && command -v haproxy >/dev/null; }
+if ! installed && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # Its own cluster would take the memory of the tests; they start one themselves.
     mkdir -p /etc/postgresql-common
     [ -e /etc/postgresql-common/createcluster.conf ] || echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null || true
-    # Its service is not needed: a test starts one of its own.
-    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer >/dev/null || true
+    # Their services are not needed: tests start their own.
+    RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq pgbouncer haproxy >/dev/null || true
 fi
 if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1; then
     echo "skipped: PostgreSQL cannot be installed here"

@@ -240,7 +240,12 @@ impl Client {
         let Ok(Envelope { meta, data }) = serde_json::from_slice(&bytes) else {
             return Err(match status {
                 // A proxy in between does not answer with an envelope.
-                429 | 502..=504 => refused(endpoint, status, 0, format!("HTTP status {status}")),
+                429 | 502..=504 => refused(
+                    endpoint,
+                    status,
+                    0,
+                    format!("no server answers at the moment: HTTP status {status}"),
+                ),
                 _ => self.odd(endpoint, format!("HTTP status {status} and no ClearML envelope")),
             });
         };

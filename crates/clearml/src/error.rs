@@ -107,6 +107,9 @@ impl WireError {
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
             }
+            Self::Refused { code: 502..=504, subcode: 0, .. } => {
+                "try again in a moment; /readyz of each server says whether it can be used"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

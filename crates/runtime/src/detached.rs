@@ -72,12 +72,8 @@ pub async fn start_detached(
 ) -> Result<RunningTask, StartError> {
     let written = directory.prepare().and_then(|()| directory.write_spec(spec));
     written.map_err(|why| StartError::setup("write the task directory", why))?;
-    let mut command = Command::new(exe);
-    command.arg(TASK_INIT_COMMAND).arg(directory.path());
-    for name in OF_THE_AGENT.iter().chain(&OF_THE_SERVICE) {
-        command.env_remove(name);
-    }
-    command.envs(of_the_user().into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
+    let mut command = supervisor_command(exe);
+    command.arg(directory.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|why| StartError::setup("start the supervisor", why))?;
     let mut line = String::new();
@@ -97,6 +93,17 @@ pub async fn start_detached(
     };
     let (scope, backend, directory) = (state.scope, state.backend, directory.clone());
     Ok(RunningTask { kind: Kind::Detached(Detached { scope, backend, directory, child: Some(child) }) })
+}
+
+/// A process of this program that outlives it and has nothing of its secrets.
+pub(crate) fn supervisor_command(exe: &Path) -> Command {
+    let mut command = Command::new(exe);
+    command.arg(TASK_INIT_COMMAND);
+    for name in OF_THE_AGENT.iter().chain(&OF_THE_SERVICE) {
+        command.env_remove(name);
+    }
+    command.envs(of_the_user().into_iter().filter(|(name, _)| std::env::var_os(name).is_none()));
+    command
 }
 
 /// What a login gives a program, and systemd does not give a service of root: without a home directory caches land in `/`, and git refuses to work.

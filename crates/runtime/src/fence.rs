@@ -17,7 +17,7 @@ use crate::TaskDirectory;
 use crate::processes::Scope;
 
 /// How often the fence is read: a task outlives it by at most this.
-const EVERY: Duration = Duration::from_millis(500);
+pub(crate) const EVERY: Duration = Duration::from_millis(500);
 /// The longest time that a task has between SIGTERM and its fence.
 const LONGEST_GRACE_MS: u64 = 10_000;
 
@@ -59,18 +59,24 @@ pub(crate) fn guard(directory: &TaskDirectory, scope: &Scope) {
     // Before the first read: a fence that is set after that read is a change.
     let news = News::of(directory.path());
     loop {
-        let Some(fence) = directory.fence() else {
+        if directory.fence().is_none() {
             news.wait();
             continue;
-        };
-        if let Some(grace) = fence.grace_at(Fence::now_ms()) {
-            // First, so that the reason is known when the end is. If it cannot be written, the task ends nevertheless.
-            let _ = directory.mark_fenced();
+        }
+        if let Some(grace) = due(directory) {
             // Only the supervisor may wait for the processes.
             scope.end_blocking(grace, || ());
         }
         std::thread::sleep(EVERY);
     }
+}
+
+/// Is it time to end the task of a directory? Then for how long it may clean up.
+pub(crate) fn due(directory: &TaskDirectory) -> Option<Duration> {
+    let grace = directory.fence()?.grace_at(Fence::now_ms())?;
+    // First, so that the reason is known when the end is. If it cannot be written, the task ends nevertheless.
+    let _ = directory.mark_fenced();
+    Some(grace)
 }
 
 /// Changes of a directory, from the kernel. Most tasks never have a fence, and the wait for one costs them nothing.

@@ -15,6 +15,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::setsid;
 use serde::{Deserialize, Serialize};
 
+use crate::container::{GUARD, guard_main};
 use crate::fence;
 use crate::first::{FIRST, Reports, first_main};
 use crate::processes::{Scope, pid_of};
@@ -83,13 +84,14 @@ fn reap_orphans() {
     ) {}
 }
 
-/// The `main` of a task's supervisor, or of its first process (`first.rs`); `args` are those after [`crate::TASK_INIT_COMMAND`]: the
-/// task's directory, or the first process's orders. Runs before anything
-/// else of the program (no async runtime, no argument parser), because its time is part of every task's start.
+/// The `main` of a task's supervisor, of its first process (`first.rs`), or of its container's guard; `args` are those after
+/// [`crate::TASK_INIT_COMMAND`]: the task's directory, or a word and what it needs. Runs before anything else of the program (no async
+/// runtime, no argument parser), because its time is part of every task's start.
 #[must_use]
 pub fn task_init_main(args: &[OsString]) -> ExitCode {
     let directory = match args {
         [word, first @ ..] if word == FIRST => return first_main(first),
+        [word, directory] if word == GUARD => return guard_main(Path::new(directory)),
         [directory] => directory,
         _ => return ExitCode::from(2),
     };

@@ -1,7 +1,7 @@
 //! The directory of one task: its state on disk, and the right to start it.
 //!
 //! ```text
-//! lock         locked by the task's supervisor as long as it lives
+//! lock         locked by the task's supervisor as long as it lives, or by the guard of its container
 //! task.json    what is to be started, with the task's variables
 //! state.json   processes and backend, once started
 //! output.log   stdout and stderr
@@ -10,8 +10,8 @@
 //! fenced       it was ended because of that
 //! ```
 //!
-//! A task in a container has neither `lock` nor `task.json`: the engine is its supervisor. The program that starts tasks may
-//! keep files of its own in the directory ([`TaskDirectory::owner_file`]).
+//! A task in a container has no `task.json`: the engine is its supervisor. It has a `lock` once it has a guard, which ends it at its fence
+//! ([`crate::start_guard`]). The program that starts tasks may keep files of its own in the directory ([`TaskDirectory::owner_file`]).
 //!
 //! # Who may start a task from this directory
 //!
@@ -115,7 +115,7 @@ impl TaskDirectory {
         self.0.join(name)
     }
 
-    /// Does a supervisor live that may have started the task?
+    /// Does a supervisor live that may have started the task, or a guard of its container?
     #[must_use]
     pub fn is_supervised(&self) -> bool {
         let lock = File::open(self.0.join(LOCK));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cantle_clearml::WireError;
 use cantle_clearml::leases::{LeaseRenewal, RenewLeases, RenewedLease};
 use cantle_model::LeaseId;
-use cantle_runtime::Fence;
+use cantle_runtime::{Fence, start_guard};
 use tokio::time::Instant;
 
 use super::Executor;
@@ -47,7 +47,7 @@ impl Executor {
             let Some(mut found) = self.tasks.find(lease) else { continue };
             let run = found.get_mut();
             if renewed.held {
-                if set_fence(run, renewal.fence_ms, &renewed, asked_ms) {
+                if set_fence(env, run, renewal.fence_ms, &renewed, asked_ms) {
                     // The server learns it at once: until then it counts on the old one.
                     self.renewed_at = None;
                 }
@@ -61,7 +61,7 @@ impl Executor {
     }
 }
 
-/// Only a task with a supervisor can be ended when this agent cannot do it.
+/// Only a task with a supervisor, or a container with a guard, can be ended when this agent cannot do it.
 fn renewal(run: &Run) -> (LeaseId, LeaseRenewal) {
     let job = &run.entry().job;
     let fence = run.entry().dir.task_directory().fence();
@@ -70,9 +70,21 @@ fn renewal(run: &Run) -> (LeaseId, LeaseRenewal) {
 }
 
 /// Moves the fence; returns whether the next renewal differs from this one.
-fn set_fence(run: &Run, said_ms: Option<u64>, renewed: &RenewedLease, asked_ms: u64) -> bool {
+fn set_fence(
+    env: &Environment,
+    run: &Run,
+    said_ms: Option<u64>,
+    renewed: &RenewedLease,
+    asked_ms: u64,
+) -> bool {
     let directory = run.entry().dir.task_directory();
     if !directory.is_supervised() {
+        // A container gets its guard with its first fence; a later renewal finds it there.
+        if renewed.fence_ms.is_some()
+            && let Err(error) = start_guard(directory, &env.config.program)
+        {
+            tracing::error!(%error, "a container has no fence: this node holds its task when it is lost");
+        }
         return false;
     }
     let fence = |after_ms: u64, obey_ms: u64| Some(Fence { until_ms: asked_ms + obey_ms, after_ms });

@@ -139,7 +139,9 @@ impl Planner {
             // Tasks of another agent take nothing from this one.
             leases.retain(|lease| own.leases.contains(&lease.id));
         }
-        let queues = inputs.queues(env);
+        let here: BTreeSet<&TaskId> = leases.iter().map(|lease| &lease.task).collect();
+        self.closed.extend(not_ended(&inputs.backlog, &here));
+        let queues = inputs.queues(env, &here);
         let world = capacity::describe(env.driver.as_ref(), &env.node, &env.node_name, &env.gpus, &leases);
         let snapshot = world
             .queues(queues)
@@ -188,13 +190,13 @@ impl Planner {
 }
 
 impl PlanInputs {
-    /// The queues as the scheduler sees them.
-    fn queues(&self, env: &Environment) -> Vec<Queue> {
+    /// The queues as the scheduler sees them, without the tasks that are here.
+    fn queues(&self, env: &Environment, here: &BTreeSet<&TaskId>) -> Vec<Queue> {
         let by_server: BTreeMap<&str, &WaitingTask> =
             self.fleet.waiting.iter().map(|waiting| (waiting.task.as_str(), waiting)).collect();
         let queue = |served: &Served| {
             let waiting = self.backlog.get(&served.id).into_iter().flat_map(|queue| &queue.waiting);
-            let waiting = waiting.map(|queued| {
+            let waiting = waiting.filter(|queued| !is_here(queued, here)).map(|queued| {
                 let by_server = by_server.get(queued.task.as_str()).copied();
                 let mut waiting = waiting_task(queued, self.requests.get(&queued.task), by_server);
                 if let Some(request) = served.spec.want.request_for(waiting.request.as_ref()) {
@@ -248,6 +250,20 @@ fn considered(mut backlog: Backlog, fleet: &Fleet) -> Backlog {
     backlog
 }
 
+fn is_here(queued: &Queued, here: &BTreeSet<&TaskId>) -> bool {
+    here.contains(&TaskId(queued.task.clone()))
+}
+
+/// The tasks that wait again while a run of theirs has not ended here, as after a pause of this node: it must end first.
+fn not_ended(backlog: &Backlog, here: &BTreeSet<&TaskId>) -> BTreeMap<String, cantle::WaitReport> {
+    let waiting = backlog.values().flat_map(|queue| &queue.waiting);
+    let report = |queued: &Queued| {
+        let reason = "its last run has not ended on this machine yet".to_owned();
+        (queued.task.clone(), cantle::WaitReport { task: queued.task.clone(), reason, remedy: None })
+    };
+    waiting.filter(|queued| is_here(queued, here)).map(report).collect()
+}
+
 fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Option<&WaitingTask>) -> Waiting {
     let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
     if let Some(request) = request {
@@ -277,6 +293,17 @@ mod tests {
             left.values().flat_map(|queue| &queue.waiting).map(|q| q.task.as_str()).collect::<Vec<_>>(),
             ["b"]
         );
+    }
+
+    #[test]
+    fn a_task_whose_last_run_has_not_ended_here_waits_for_its_end() {
+        let queued = |task: &str| Queued { task: task.to_owned(), added_ms: 0 };
+        let queue = QueueBacklog { force: None, waiting: vec![queued("a"), queued("b")] };
+        let backlog = Backlog::from([("q".into(), queue)]);
+        let run = TaskId("a".to_owned());
+        let waits = not_ended(&backlog, &BTreeSet::from([&run]));
+        assert_eq!(waits.keys().collect::<Vec<_>>(), ["a"]);
+        assert!(waits["a"].reason.contains("has not ended on this machine"));
     }
 
     #[test]

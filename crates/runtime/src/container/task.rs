@@ -159,6 +159,12 @@ impl Container {
         exit
     }
 
+    /// The stopper of the container that a directory names, if it names one.
+    pub(super) fn stopper_of(state: &TaskState) -> Option<ContainerStopper> {
+        let ContainerRef { socket, id } = state.container.clone()?;
+        Some(ContainerStopper { docker: calls::client(&socket).ok()?, id })
+    }
+
     pub(crate) fn stopper(&self) -> ContainerStopper {
         ContainerStopper { docker: self.docker.clone(), id: self.id.clone() }
     }
