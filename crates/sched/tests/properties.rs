@@ -59,7 +59,9 @@ fn policy() -> impl Strategy<Value = Policy> {
 }
 
 /// Nodes, tasks that came before, tasks that wait, deserved eighths of projects.
-fn cluster() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Vec<u64>)> {
+type World = (Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Vec<u64>);
+
+fn cluster() -> impl Strategy<Value = World> {
     let wishes = || prop::collection::vec(wish(), 0..14);
     (nodes(), wishes(), wishes(), prop::collection::vec(0u64..24, 3))
 }
@@ -175,10 +177,7 @@ fn restrict(state: &mut Snapshot, terms: &[PoolTerms]) {
 }
 
 /// A busy state, with pools since its beginning.
-fn busy_with_pools(
-    (nodes, before, waiting, deserved): &(Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Vec<u64>),
-    terms: &[PoolTerms],
-) -> Snapshot {
+fn busy_with_pools((nodes, before, waiting, deserved): &World, terms: &[PoolTerms]) -> Snapshot {
     let mut state = state(nodes, before, deserved);
     enter_pools(&mut state, terms);
     restrict(&mut state, terms);
