@@ -46,3 +46,5 @@ CANTLE_TEST_ALL=yes tests/packages/run.sh -k systemd || [ $? = 77 ]
 CANTLE_TEST_ATTEMPTS=20 tests/cluster/run.sh -k killed_controller || [ $? = 77 ]
 # Compute shares: two jobs over two GPUs, and 64 slices whose processes are killed for five minutes.
 CANTLE_TEST_GANGS=200 CANTLE_TEST_SLICES=64 CANTLE_TEST_KILL_S=300 .venv/bin/python -m pytest -q -s tests/compute -k "two_jobs or the_dead"
+# A machine that comes back late with its container.
+CANTLE_TEST_ALL=yes tests/docker/run.sh

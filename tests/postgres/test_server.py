@@ -13,6 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+import zlib
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,28 @@ def test_a_server_waits_for_its_database_and_goes_on_when_it_is_back(start, stop
     control("start")
     server.until(200)
     assert "cantle:cantle" not in server.log.read_text(), "the password is in the log"
+
+
+def test_a_server_whose_session_is_ended_while_it_starts_waits_as_well(start, url):
+    """It checks the tables under a lock. Another session has the lock, so that it is known where the server is."""
+    name = url.rpartition("/")[2]
+    # sqlx's, by the name of the database.
+    lock = 0x3D32AD9E * zlib.crc32(name.encode())
+    program = sorted(Path("/usr/lib/postgresql").glob("*/bin/psql"))[-1]
+    holder = subprocess.Popen([program, url, "-XAtqc", f"SELECT pg_advisory_lock({lock}), pg_sleep(600)"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        of_database = f"FROM pg_stat_activity WHERE datname = '{name}' AND"
+        until("the lock is taken", lambda: psql(f"SELECT count(*) {of_database} query LIKE '%pg_sleep%'") == "1")
+        server = start(url)
+        waiting = f"{of_database} application_name LIKE 'cantle%' AND wait_event = 'advisory'"
+        until("the server waits for the lock", lambda: psql(f"SELECT count(*) {waiting}") == "1")
+        psql(f"SELECT pg_terminate_backend(pid) {waiting}")
+        until("its log says so", lambda: "waiting for the database at" in server.log.read_text() or server.process.poll() is not None)
+        assert server.process.poll() is None, server.log.read_text()
+    finally:
+        holder.kill()
+        psql(f"SELECT pg_terminate_backend(pid) {of_database} query LIKE '%pg_sleep%'")
+    server.until(200)
 
 
 def refused(result):

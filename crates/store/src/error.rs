@@ -346,8 +346,13 @@ const fn is_of_a_connection(kind: std::io::ErrorKind) -> bool {
 
 impl From<sqlx::migrate::MigrateError> for StoreError {
     fn from(error: sqlx::migrate::MigrateError) -> Self {
+        use sqlx::migrate::MigrateError::{Execute, ExecuteMigration, VersionMissing};
         match error {
-            sqlx::migrate::MigrateError::VersionMissing(version) => Self::Newer(version),
+            VersionMissing(version) => Self::Newer(version),
+            // The database went away meanwhile: a server waits for it.
+            Execute(source) | ExecuteMigration(source, _) if StorageFault::of(&source).is_some() => {
+                Self::from(source)
+            }
             other => Self::Migrate(other),
         }
     }

@@ -132,11 +132,12 @@ async fn next(call: &Call, request: &GetNextTask) -> Result<Option<Taken>, ApiEr
 }
 
 /// Waits until a task may have come into the queue; `false` if none has by then, or the server stops.
-async fn is_rung(call: &Call, queue: &String, end: Instant) -> Result<bool, ApiError> {
+async fn is_rung(call: &Call, queue: &str, end: Instant) -> Result<bool, ApiError> {
+    let queues = [queue.to_owned()];
     loop {
         // A ring may be lost, so it looks now and then.
         let look = end.min(Instant::now() + LOOK_EVERY);
-        if let Ok(rung) = timeout_at(look, call.store.rung(std::slice::from_ref(queue))).await {
+        if let Ok(rung) = timeout_at(look, call.store.rung(&queues)).await {
             return Ok(rung);
         }
         if Instant::now() >= end {
