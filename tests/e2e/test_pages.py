@@ -126,6 +126,8 @@ def test_quotas(box):
     first = page.next("v4 (").splitlines()[0]
     waits = "for each in $(cantle -o name tasks); do cantle why $each; done"
     assert_printed(box.until(waits, "first in q"), first.replace("v4", "…"))
+    shown = box.block(page.next("cantle pools set"))
+    assert "fast 2 (limit 3); only fast,lab" in shown and "GPUs in it now: 3" in shown
     page.end()
 
 

@@ -78,15 +78,31 @@ test("what is typed while the server answers is not lost", async () => {
     await held;
     await route.continue();
   });
-  await grant("vision", { Weight: "3" });
+  await grant("vision", { Weight: "5" });
   const priority = page.getByRole("form", { name: "Quota of vision", exact: true }).getByLabel("Priority");
   await priority.fill("7");
   answer();
-  await until("the server's word", () => cantle.json("quota", "show", "vision")[0].gpu.weight === 3);
-  await shows("vision", "Quota 1 GPU");
-  await page.getByText("Done: ").first().waitFor();
+  // The page says what it did once the form is done with it.
+  await page.getByText("cantle quota set vision --weight 5").first().waitFor();
   assert.equal(await priority.inputValue(), "7");
+  assert.equal(cantle.json("quota", "show", "vision")[0].priority, -1, "it was not saved");
   await page.unroute("**/cantle.set_quota");
+  await priority.fill("-1");
+});
+
+test("pools are shown, and what is granted on the page leaves them as they are", async () => {
+  cantle.cli("pools", "set", "fast", "--model", "*A100*");
+  cantle.cli("quota", "set", "vision", "--pools", "fast");
+  cantle.cli("quota", "set", "vision", "--pool", "fast", "--gpu", "0.5", "--limit", "2");
+  await shows("vision", "Only pools fast");
+  await shows("vision", "Of pool fast 2 of 0.5 GPU, limit 2 GPUs");
+  await page.getByText("2 of 2 GPUs allocated: *A100*").waitFor();
+  await grant("vision", { Weight: "3" });
+  await until("the server's word", () => cantle.json("quota", "show", "vision")[0].gpu.weight === 3);
+  const [quota] = cantle.json("quota", "show", "vision");
+  assert.deepEqual([quota.pools, quota.by_pool], [["fast"], { fast: { deserved: 500, limit: 2000 } }]);
+  cantle.cli("quota", "unset", "vision", "--pool", "fast");
+  cantle.cli("quota", "set", "vision", "--pools", "none");
 });
 
 test("what can't be is refused in the server's words", async () => {

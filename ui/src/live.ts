@@ -2,13 +2,15 @@
 
 import { batch, computed, signal } from "@preact/signals";
 import { call, resume } from "./api";
-import type { EventView, NodeView, ProjectView, QueueView, TaskView } from "./types";
+import type { EventView, NodeView, PoolView, ProjectView, QueueView, TaskView } from "./types";
 
 export const nodes = signal<NodeView[]>([]);
 export const queues = signal<QueueView[]>([]);
 export const events = signal<EventView[]>([]);
 /** As they were when somebody asked last, see `loadProjects`; `null`: nobody has. */
 export const projects = signal<ProjectView[] | null>(null);
+/** Asked for with the projects. */
+export const pools = signal<PoolView[]>([]);
 export const tasks = signal<ReadonlyMap<string, TaskView>>(new Map());
 
 /** `live`: the stream is open and the first picture is complete. */
@@ -92,7 +94,14 @@ export async function fetchTask(id: string): Promise<void> {
 
 /** Shares follow from everything else, so they do not come by the stream: who shows them asks when something happened. */
 export async function loadProjects(): Promise<void> {
-  projects.value = (await call<{ projects: ProjectView[] }>("cantle.get_projects")).projects;
+  const [found, named] = await Promise.all([
+    call<{ projects: ProjectView[] }>("cantle.get_projects"),
+    call<{ pools: PoolView[] }>("cantle.get_pools"),
+  ]);
+  batch(() => {
+    projects.value = found.projects;
+    pools.value = named.pools;
+  });
 }
 
 /** Opens the stream and keeps it open; returns a function that closes it. */

@@ -94,6 +94,15 @@ export interface ProjectQuota {
   memory?: Quota;
   priority?: number;
   min_run_ms?: number;
+  /** The only pools that its tasks may use; absent: every GPU. */
+  pools?: string[];
+  by_pool?: Record<string, PoolQuota>;
+}
+
+/** In thousandths of a GPU. */
+export interface PoolQuota {
+  deserved: number;
+  limit?: number;
 }
 
 export interface ProjectView {
@@ -104,8 +113,19 @@ export interface ProjectView {
   allocated_milli: number;
   over_quota_milli: number;
   limit_milli?: number;
+  by_pool?: Record<string, PoolQuota & { allocated_milli: number }>;
   running: number;
   waiting: number;
+}
+
+/** A named set of GPUs: `cantle.get_pools`. */
+export interface PoolView {
+  name: string;
+  /** Patterns; absent: all. */
+  nodes?: string[];
+  models?: string[];
+  gpus: number;
+  allocated_milli: number;
 }
 
 export interface EventView {

@@ -101,6 +101,9 @@ impl WireError {
             Self::Certificates { .. } => "give a file in PEM that this user can read",
             Self::Unauthorized { message, .. } => not_let_in(message),
             Self::Refused { code: 400, subcode: subcode::INVALID_USER, .. } => "cantle users list lists them",
+            Self::Refused { code: 400, subcode: subcode::INVALID_POOL, .. } => {
+                "cantle pools list lists them; an administrator defines one: cantle pools set NAME --model GLOB"
+            }
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
             }
@@ -136,6 +139,9 @@ impl WireError {
     }
 }
 
+/// Refusals whose words say everything: the call adds nothing for people.
+const PLAIN: [u32; 3] = [subcode::INVALID_USER, subcode::INVALID_POOL, subcode::POOL_IN_USE];
+
 /// The text of a refusal. If the server adds a sentence after the name of the code, as in `Validation error (no project
 /// "x")`, the sentence is enough for a user; otherwise the call and the codes are more helpful.
 fn refusal(endpoint: &str, code: u16, subcode: u32, message: &str) -> String {
@@ -144,7 +150,7 @@ fn refusal(endpoint: &str, code: u16, subcode: u32, message: &str) -> String {
     });
     match sentence {
         Some(sentence) => sentence.to_owned(),
-        None if (code, subcode) == (400, subcode::INVALID_USER) => message.to_owned(),
+        None if code == 400 && PLAIN.contains(&subcode) => message.to_owned(),
         None => format!("{endpoint}: {message} (error {code}/{subcode})"),
     }
 }

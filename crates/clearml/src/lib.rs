@@ -19,6 +19,7 @@ pub mod batch;
 pub mod cantle;
 pub mod events;
 pub mod leases;
+pub mod pools;
 pub mod projects;
 pub mod queues;
 pub mod quotas;

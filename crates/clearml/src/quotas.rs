@@ -5,6 +5,7 @@ pub use cantle_model::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, Vict
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
+use crate::pools::PoolShares;
 use crate::wire::{endpoint, one_or_many};
 
 /// `cantle.get_quotas`.
@@ -69,6 +70,9 @@ pub struct ProjectView {
     /// Its past use, in millionths of the capacity; absent if past use does not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_ppm: Option<u32>,
+    /// Its quotas of pools, and what it holds of them.
+    #[serde(default, skip_serializing_if = "PoolShares::is_empty")]
+    pub by_pool: PoolShares,
     /// Tasks that hold something.
     pub running: u64,
     /// Tasks that wait.

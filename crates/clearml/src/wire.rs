@@ -54,6 +54,10 @@ pub mod subcode {
     pub const INVALID_WORKER_ID: u32 = 1001;
     /// The request exceeds the project's quota. cantle's own.
     pub const OVER_QUOTA: u32 = 9001;
+    /// No such pool. cantle's own.
+    pub const INVALID_POOL: u32 = 9003;
+    /// Quotas name the pool. cantle's own.
+    pub const POOL_IN_USE: u32 = 9004;
     /// No such user. cantle's own.
     pub const INVALID_USER: u32 = 9002;
 }

@@ -20,6 +20,7 @@ use crate::cmd::login::LoginArgs;
 use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
+use crate::cmd::pools::PoolsCommand;
 use crate::cmd::queues::QueuesArgs;
 use crate::cmd::quota::QuotaCommand;
 use crate::cmd::run::{DockerRunArgs, RunArgs};
@@ -86,6 +87,9 @@ pub(crate) enum Command {
     Nodes,
     /// List projects with their quota, fair share and allocation
     Projects(ClusterArg),
+    /// List, define and delete pools: named sets of GPUs
+    #[command(subcommand)]
+    Pools(PoolsCommand),
     /// Show and set the quotas of projects
     #[command(subcommand)]
     Quota(QuotaCommand),

@@ -143,8 +143,12 @@ pub(crate) fn as_kind<E: Error + Send + Sync + 'static>(kind: ErrorKind) -> impl
 impl From<cantle_clearml::WireError> for CliError {
     fn from(error: cantle_clearml::WireError) -> Self {
         use cantle_clearml::WireError as ServerRefusal;
-        const MISSING: [u32; 3] =
-            [subcode::INVALID_TASK_ID, subcode::INVALID_QUEUE_ID, subcode::INVALID_PROJECT_ID];
+        const MISSING: [u32; 4] = [
+            subcode::INVALID_TASK_ID,
+            subcode::INVALID_QUEUE_ID,
+            subcode::INVALID_PROJECT_ID,
+            subcode::INVALID_POOL,
+        ];
         let kind = match &error {
             ServerRefusal::Address { .. }
             | ServerRefusal::File { .. }
@@ -153,7 +157,9 @@ impl From<cantle_clearml::WireError> for CliError {
             e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
             e if e.is_subcode(subcode::OVER_QUOTA) => ErrorKind::Refused,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
-            e if e.is_subcode(subcode::INVALID_TASK_STATUS) => ErrorKind::Conflict,
+            e if e.is_subcode(subcode::INVALID_TASK_STATUS) || e.is_subcode(subcode::POOL_IN_USE) => {
+                ErrorKind::Conflict
+            }
             _ => ErrorKind::Failed,
         };
         let hints = error.hints();

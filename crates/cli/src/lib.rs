@@ -98,6 +98,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Queues(args) => cmd::queues::queues(&context, args),
         Command::Nodes => cmd::list::nodes(&context),
         Command::Projects(args) => cmd::quota::projects(&context, &args),
+        Command::Pools(command) => cmd::pools::pools(&context, command),
         Command::Quota(command) => cmd::quota::quota(&context, command),
         Command::Events(args) => cmd::list::events(&context, args),
         Command::Why(args) => cmd::task::why(&context, &args),

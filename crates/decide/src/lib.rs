@@ -14,7 +14,7 @@ mod snapshot;
 use cantle_sched::{Plan, Policy, Snapshot, Start, Violation};
 
 pub use offer::Offer;
-pub use quota::{describe_waiting, policy_under, victims};
+pub use quota::{describe_waiting, policy_under, pool_rules, victims};
 pub use snapshot::SnapshotBuilder;
 
 /// A plan that must not be carried out, and the rules that it breaks.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::{
-    Amounts, Cause, Fleet, HeldElsewhere, HeldTask, LeaseId, QuotaView, TaskId, TaskTerms, Victim,
-    WaitingTask, projects_above,
+    Amounts, Cause, Fleet, HeldElsewhere, HeldTask, LeaseId, PoolRule, QuotaView, TaskId, TaskTerms, Victim,
+    WaitingTask, pools_of, projects_above,
 };
 use cantle_sched::{Eviction, Held, Host, Order, Policy, Project, Snapshot, Waiting};
 
@@ -25,6 +25,7 @@ pub(crate) fn enter(snapshot: &mut Snapshot, fleet: &Fleet, ending: &BTreeSet<Le
         return;
     }
     snapshot.projects = projects(fleet);
+    enter_pools(snapshot, fleet);
     let here: BTreeMap<&str, &HeldTask> = fleet.held.iter().map(|held| (held.lease.as_str(), held)).collect();
     for running in &mut snapshot.running {
         if let Some(held) = here.get(running.lease.0.as_str()) {
@@ -48,6 +49,31 @@ pub(crate) fn enter(snapshot: &mut Snapshot, fleet: &Fleet, ending: &BTreeSet<Le
     snapshot.elsewhere.held.splice(0..0, fleet.elsewhere.iter().map(held_elsewhere));
 }
 
+/// Which pools the GPUs belong to, and which of them each waiting task may use.
+fn enter_pools(snapshot: &mut Snapshot, fleet: &Fleet) {
+    if fleet.projects.iter().all(|view| view.quota.named_pools().next().is_none()) {
+        return;
+    }
+    for node in &mut snapshot.nodes {
+        for gpu in &mut node.gpus {
+            gpu.pools = pools_of(&fleet.pools, &node.name, &gpu.gpu.model);
+        }
+    }
+    for waiting in snapshot.queues.iter_mut().flat_map(|queue| &mut queue.waiting) {
+        waiting.pools = pool_rules(&fleet.projects, waiting.project.as_deref());
+    }
+}
+
+/// The restrictions to pools of a project and of those above it.
+#[must_use]
+pub fn pool_rules(quotas: &[QuotaView], project: Option<&str>) -> Vec<PoolRule> {
+    let path = project.into_iter().flat_map(|name| std::iter::once(name).chain(projects_above(name)));
+    let views = path.filter_map(|name| quotas.iter().find(|view| view.project == name));
+    let restricted = views.filter(|view| !view.quota.pools.is_empty());
+    let rule = |view: &QuotaView| PoolRule { project: view.project.clone(), pools: view.quota.pools.clone() };
+    restricted.map(rule).collect()
+}
+
 fn projects(fleet: &Fleet) -> Vec<Project> {
     let with_quota: BTreeSet<&str> = fleet.projects.iter().map(|view| view.project.as_str()).collect();
     let parent =
@@ -64,6 +90,7 @@ fn held_elsewhere(held: &HeldElsewhere) -> Held {
     Held {
         project: held.project.clone(),
         amounts: Amounts([held.gpu_milli, held.cpu_milli, held.memory_bytes]),
+        pool_milli: held.pool_milli.clone(),
         preemptible: held.preemptible,
         stopping: held.stopping,
     }
@@ -149,6 +176,7 @@ mod tests {
         let elsewhere = HeldElsewhere {
             project: project.clone(),
             gpu_milli: 500,
+            pool_milli: BTreeMap::from([("fast".to_owned(), 500)]),
             cpu_milli: 2000,
             memory_bytes: 1 << 30,
             preemptible: true,
@@ -179,6 +207,10 @@ mod tests {
         assert!(ending.stopping.is_some(), "its place will be free");
         assert_eq!(state.elsewhere.capacity, Amounts([8000, 0, 0]));
         let amounts = Amounts([500, 2000, 1 << 30]);
-        assert_eq!(state.elsewhere.held, [Held { project, amounts, preemptible: true, stopping: true }]);
+        let pool_milli = BTreeMap::from([("fast".to_owned(), 500)]);
+        assert_eq!(
+            state.elsewhere.held,
+            [Held { project, amounts, pool_milli, preemptible: true, stopping: true }]
+        );
     }
 }

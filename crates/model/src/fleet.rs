@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cause, ProjectQuota};
+use crate::{Cause, Pool, ProjectQuota};
 
 /// The quota of a project.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct Fleet {
     pub usage_ppm: BTreeMap<String, u32>,
     /// The weight of past use against a project, in percent.
     pub usage_weight_percent: u32,
+    /// The pools that quotas name, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<Pool>,
     /// Waiting tasks that may not start now: their users hold what they may. Also where no project has a quota.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held_back: Vec<String>,
@@ -51,6 +54,9 @@ pub struct HeldElsewhere {
     pub project: Option<String>,
     /// Thousandths of a GPU.
     pub gpu_milli: u64,
+    /// The part of it on GPUs of each pool.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub pool_milli: BTreeMap<String, u64>,
     /// Thousandths of a CPU core.
     pub cpu_milli: u64,
     /// Main memory.

@@ -14,6 +14,7 @@ mod gpu;
 mod gpulist;
 mod id;
 mod lease;
+mod pool;
 mod queue;
 mod quota;
 mod request;
@@ -29,8 +30,11 @@ pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{Enforcement, Holder, Lease, Slice};
+pub use pool::{Pool, PoolError, PoolRule, glob, pools_of};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
-pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
+pub use quota::{
+    Amounts, Cause, PoolQuota, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above,
+};
 pub use request::{GpuRequest, Isolation, RequestError, Share};
 pub use task::TaskStatus;
 pub use user_limits::UserLimits;

@@ -1,5 +1,6 @@
 //! Quotas: how much of each resource a project may have.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -94,7 +95,7 @@ impl Quota {
 }
 
 /// All that an administrator grants a project. It holds for the projects below it together, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProjectQuota {
     /// Of GPUs, in thousandths.
     pub gpu: Quota,
@@ -110,6 +111,23 @@ pub struct ProjectQuota {
     /// Its tasks are not taken from it before they ran so long, in milliseconds.
     #[serde(default)]
     pub min_run_ms: i64,
+    /// Its tasks use GPUs of these pools only; empty: of every pool and of none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<String>,
+    /// Of the GPUs of single pools, in thousandths, by name of the pool.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_pool: BTreeMap<String, PoolQuota>,
+}
+
+/// A project's quota of the GPUs of one pool, in thousandths. It holds together with the quota of all GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolQuota {
+    /// Guaranteed: lent to others while unused, taken back when needed.
+    #[serde(default)]
+    pub deserved: u64,
+    /// Never more than this. `None`: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
 }
 
 const fn uncounted() -> Quota {
@@ -119,15 +137,26 @@ const fn uncounted() -> Quota {
 impl Default for ProjectQuota {
     fn default() -> Self {
         let (cpu, memory) = (Quota::UNCOUNTED, Quota::UNCOUNTED);
-        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0 }
+        let (pools, by_pool) = (Vec::new(), BTreeMap::new());
+        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, pools, by_pool }
     }
 }
 
 impl ProjectQuota {
-    /// Its parts in the order of [`RESOURCES`].
+    /// Its parts in the order of [`RESOURCES`]. Of GPUs, at least as much is guaranteed as in its pools together.
     #[must_use]
-    pub const fn quotas(&self) -> [Quota; 3] {
-        [self.gpu, self.cpu, self.memory]
+    pub fn quotas(&self) -> [Quota; 3] {
+        let in_pools = self.by_pool.values().fold(0, |sum: u64, pool| sum.saturating_add(pool.deserved));
+        let deserved = self.gpu.deserved.map(|deserved| deserved.max(in_pools));
+        [Quota { deserved, ..self.gpu }, self.cpu, self.memory]
+    }
+
+    /// The names of all pools in it, in order.
+    pub fn named_pools(&self) -> impl Iterator<Item = &str> {
+        let mut names: Vec<&str> = self.pools.iter().chain(self.by_pool.keys()).map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.into_iter()
     }
 
     /// Can it be kept?
@@ -144,6 +173,15 @@ impl ProjectQuota {
         }
         if self.min_run_ms < 0 {
             return Err(QuotaError::MinRun(self.min_run_ms));
+        }
+        for (pool, PoolQuota { deserved, limit }) in &self.by_pool {
+            if let Some(limit) = limit.filter(|limit| limit < deserved) {
+                return Err(QuotaError::PoolLimit { pool: pool.clone(), deserved: *deserved, limit });
+            }
+            if !self.pools.is_empty() && !self.pools.contains(pool) {
+                let pools = self.pools.join(",");
+                return Err(QuotaError::PoolNotAllowed { pool: pool.clone(), pools });
+            }
         }
         Ok(())
     }
@@ -170,12 +208,23 @@ impl fmt::Display for ProjectQuota {
         if self.min_run_ms > 0 {
             write!(f, ", at least {} s of run time", self.min_run_ms / 1000)?;
         }
+        for (pool, PoolQuota { deserved, limit }) in &self.by_pool {
+            write!(f, ", {} of pool {pool}", Resource::Gpu.text(*deserved))?;
+            if let Some(limit) = limit {
+                write!(f, " (limit {})", Resource::Gpu.number(*limit))?;
+            }
+        }
+        match self.pools.as_slice() {
+            [] => {}
+            [pool] => write!(f, ", only pool {pool}")?,
+            pools => write!(f, ", only pools {}", pools.join(" and "))?,
+        }
         Ok(())
     }
 }
 
 /// Why a quota can't be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// The guaranteed amount could never be allocated.
     #[error(
@@ -193,6 +242,29 @@ pub enum QuotaError {
     /// Not a length of time.
     #[error("a minimum run time of {0} ms is none; give 0 or more")]
     MinRun(i64),
+    /// The guaranteed part of a pool could never be allocated.
+    #[error(
+        "the limit of {} of pool {pool} is below its quota of {} there; raise the limit or lower the quota",
+        Resource::Gpu.text(*limit), Resource::Gpu.text(*deserved)
+    )]
+    PoolLimit {
+        /// The pool.
+        pool: String,
+        /// The quota, in thousandths.
+        deserved: u64,
+        /// The limit, in thousandths.
+        limit: u64,
+    },
+    /// A quota of GPUs that the project may not use.
+    #[error(
+        "it has a quota of pool {pool} and may use {pools} only; add {pool} to --pools, or remove its quota of it"
+    )]
+    PoolNotAllowed {
+        /// The pool.
+        pool: String,
+        /// The allowed pools.
+        pools: String,
+    },
 }
 
 /// Why a running task is asked to stop for another.
@@ -241,6 +313,25 @@ mod tests {
             quota.to_string(),
             "1.5 GPUs, limit 2 GPUs, 64 GiB of memory, weight 3, at least 60 s of run time"
         );
+    }
+
+    #[test]
+    fn quotas_of_pools() {
+        let part = |deserved, limit| PoolQuota { deserved, limit };
+        let of = |pool: &str, quota| BTreeMap::from([(pool.to_owned(), quota)]);
+        let gpu = Quota { deserved: Some(1000), ..Quota::NONE };
+        let quota = ProjectQuota { gpu, by_pool: of("a", part(2000, Some(3000))), ..ProjectQuota::default() };
+        assert_eq!(quota.check(), Ok(()));
+        assert_eq!(quota.quotas()[0].deserved, Some(2000), "what a pool guarantees is guaranteed");
+        assert_eq!(quota.to_string(), "1 GPU, weight 1, 2 GPUs of pool a (limit 3)");
+        let error = |quota: ProjectQuota| quota.check().unwrap_err().to_string();
+        let low = ProjectQuota { by_pool: of("a", part(2000, Some(1500))), ..quota.clone() };
+        assert!(error(low).starts_with("the limit of 1.5 GPUs of pool a is below its quota of 2 GPUs there"));
+        let other = ProjectQuota { pools: vec!["b".to_owned()], ..quota.clone() };
+        assert!(other.to_string().ends_with(", only pool b"));
+        assert!(error(other).starts_with("it has a quota of pool a and may use b only"));
+        let limit = Quota { limit: Some(1500), ..gpu };
+        assert!(error(ProjectQuota { gpu: limit, ..quota }).starts_with("the limit of 1.5 GPUs is below"));
     }
 
     #[test]

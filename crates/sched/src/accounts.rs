@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use cantle_model::PoolQuota;
+
 use crate::fairshare::{Claim, divide};
-use crate::{Amounts, Project, Quota, RESOURCES, Resource, UsedShare};
+use crate::{Amounts, PoolMilli, Project, Quota, RESOURCES, Resource, UsedShare};
 
 /// Position of the root, which is the cluster.
 pub(crate) const ROOT: usize = 0;
@@ -26,6 +28,11 @@ pub(crate) struct Account {
     requested: Amounts,
     fair: Amounts,
     deserved: Amounts,
+    pub(crate) by_pool: BTreeMap<String, PoolQuota>,
+    /// The part of what is held that is on GPUs of each pool.
+    pub(crate) in_pools: PoolMilli,
+    /// The part of that which can't be taken back.
+    pub(crate) in_pools_for_good: PoolMilli,
 }
 
 /// The tree. Position 0 is the root; tasks without a known project belong to it directly.
@@ -72,7 +79,10 @@ impl Accounts {
         for project in projects {
             by_name.insert(project.name.clone(), accounts.len());
             let (usage, min_run_ms) = (project.usage_ppm, project.min_run_ms);
-            accounts.push(Account::new(&project.name, project.priority, project.quotas, usage, min_run_ms));
+            let mut account =
+                Account::new(&project.name, project.priority, project.quotas, usage, min_run_ms);
+            account.by_pool.clone_from(&project.by_pool);
+            accounts.push(account);
         }
         accounts[ROOT].fair = capacity;
         accounts[ROOT].deserved = capacity;
@@ -102,6 +112,10 @@ impl Accounts {
 
     pub(crate) fn account(&self, at: usize) -> &Account {
         &self.accounts[at]
+    }
+
+    pub(crate) fn account_mut(&mut self, at: usize) -> &mut Account {
+        &mut self.accounts[at]
     }
 
     /// The project and those above it, without the root.
@@ -237,6 +251,15 @@ impl Accounts {
         within_quota && over(victim.held, victim.deserved, amounts).is_some()
     }
 
+    /// Are the projects of a path within their quotas with `wanted` more?
+    pub(crate) fn is_within_quota(&self, path: &[usize], wanted: Amounts) -> bool {
+        let within = |&at: &usize| {
+            let account = &self.accounts[at];
+            over(account.held.plus(wanted), account.deserved, wanted).is_none()
+        };
+        path.iter().all(within)
+    }
+
     /// Would `wanted` in exchange for `given_up` of the same project leave it, or one above it, with more than before and
     /// more than it may keep? Then it would be taken back at once, and so on forever: a project grows beyond its share
     /// into free room only.
@@ -304,6 +327,9 @@ impl Account {
             requested: Amounts::default(),
             fair: Amounts::default(),
             deserved: Amounts::default(),
+            by_pool: BTreeMap::new(),
+            in_pools: PoolMilli::new(),
+            in_pools_for_good: PoolMilli::new(),
         }
     }
 

@@ -105,6 +105,18 @@ pub enum Violation {
         /// The amount that it would hold.
         held: u64,
     },
+    /// More than a project's limit of a pool.
+    #[error("project {project}: over its limit of {limit} of pool {pool} with {held}")]
+    OverPool {
+        /// The project.
+        project: String,
+        /// The pool.
+        pool: String,
+        /// The limit, in thousandths of a GPU.
+        limit: u64,
+        /// The amount that it would hold.
+        held: u64,
+    },
     /// Some of a gang are started and others not.
     #[error("gang {gang}: {started} of {size} tasks started")]
     SplitGang {
@@ -225,6 +237,29 @@ fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec
             violations.push(Violation::OverLimit { project: project.name.clone(), resource, limit, held });
         }
     }
+    for (pool, quota) in &project.by_pool {
+        let Some(limit) = quota.limit else { continue };
+        let of = |node: &str, slices: &[Slice]| pool_milli(state, pool, node, slices);
+        let running = state.running.iter().filter(|running| belongs(running.project.as_deref()));
+        let here: u64 = running.map(|running| of(&running.node, &running.slices)).sum();
+        let others = state.elsewhere.held.iter().filter(|held| belongs(held.project.as_deref()));
+        let others: u64 = others.filter_map(|held| held.pool_milli.get(pool)).sum();
+        let mine =
+            |start: &&Start| waiting(state, start).is_some_and(|(_, task)| belongs(task.project.as_deref()));
+        let added: u64 = plan.starts.iter().filter(mine).map(|start| of(&start.node, &start.slices)).sum();
+        let held = here + others + added;
+        if added > 0 && held > limit {
+            let (project, pool) = (project.name.clone(), pool.clone());
+            violations.push(Violation::OverPool { project, pool, limit, held });
+        }
+    }
+}
+
+/// The thousandths that slices on a node take of a pool.
+fn pool_milli(state: &Snapshot, pool: &String, node: &str, slices: &[Slice]) -> u64 {
+    let gpus = || state.nodes.iter().filter(|known| known.name == node).flat_map(|node| &node.gpus);
+    let is_in = |slice: &&Slice| gpus().any(|gpu| gpu.gpu.uuid == slice.gpu && gpu.pools.contains(pool));
+    slices.iter().filter(is_in).map(|slice| u64::from(slice.milli.0)).sum()
 }
 
 fn gangs(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
@@ -289,6 +324,10 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
         Some(request) => request,
     };
     let model_ok = waiting.models.is_empty() || waiting.models.contains(&gpu.gpu.model);
+    let pools_ok = waiting.pools.iter().all(|rule| rule.pools.iter().any(|pool| gpu.pools.contains(pool)));
+    if !pools_ok {
+        return false;
+    }
     if let Some(mig) = &slice.mig {
         let table = gpu.mig.as_ref().map(|geometry| &geometry.table);
         let is_instance = table.is_some_and(|table| is_as_requested(&request, slice, mig, table));

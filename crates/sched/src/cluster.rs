@@ -326,6 +326,7 @@ fn class_of(state: &GpuState) -> GpuClass {
         memory_bytes: state.gpu.memory_bytes,
         mig: state.gpu.mig,
         table: state.mig.as_ref().map(|geometry| geometry.table.clone()),
+        pools: state.pools.clone(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cantle_mig::{Table, grant};
-use cantle_model::{ComputeMode, GpuRequest, Isolation, Milli, QueueWant};
+use cantle_model::{ComputeMode, GpuRequest, Isolation, Milli, PoolRule, QueueWant};
 use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cut, Host, InstanceCut, Queue, Waiting};
@@ -72,6 +72,12 @@ pub struct Demand {
     pub gpus: GpuDemand,
     /// GPU models that will do; empty means any.
     pub models: Vec<String>,
+    /// A GPU must satisfy all of these rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolRule>,
+    /// Pools of which its project may have no more now.
+    #[serde(skip)]
+    pub used_up: Vec<String>,
     /// CPU and main memory.
     pub host: Host,
     /// Its isolation.
@@ -107,7 +113,15 @@ impl Demand {
             Isolation::Any if gated => Isolation::Shared,
             asked => asked,
         };
-        Self { gpus: ask, models: task.models.clone(), host: task.host, isolation, compute }
+        Self {
+            gpus: ask,
+            models: task.models.clone(),
+            pools: task.pools.clone(),
+            used_up: Vec::new(),
+            host: task.host,
+            isolation,
+            compute,
+        }
     }
 
     /// As a reason names it among GPUs of these classes.
@@ -133,6 +147,8 @@ pub struct GpuClass {
     pub mig: bool,
     /// Its offer then, if known.
     pub table: Option<Arc<Table>>,
+    /// Names of the pools that it belongs to, in order.
+    pub pools: Vec<String>,
 }
 
 impl GpuClass {
@@ -143,6 +159,11 @@ impl GpuClass {
             Isolation::Mig => self.table.is_some(),
             Isolation::Shared => !self.mig,
         }
+    }
+
+    /// Do the rules of a task allow such a GPU?
+    pub(crate) fn is_allowed(&self, rules: &[PoolRule]) -> bool {
+        rules.iter().all(|rule| rule.allows(&self.pools))
     }
 
     /// The most memory that one task can get of such a GPU.
@@ -212,7 +233,9 @@ fn share(demand: &Demand, class: &GpuClass) -> Option<Cut> {
         GpuDemand::Whole { .. } => (&GpuRequest::Gpus(1), None),
     };
     let model_ok = demand.models.is_empty() || demand.models.contains(&class.model);
-    if !model_ok || !class.serves(demand.isolation) {
+    let pool_ok =
+        class.is_allowed(&demand.pools) && !demand.used_up.iter().any(|pool| class.pools.contains(pool));
+    if !model_ok || !pool_ok || !class.serves(demand.isolation) {
         return None;
     }
     match &class.table {

@@ -8,16 +8,19 @@ use cantle_model::TaskId;
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
 use crate::cut::rivals;
+use crate::pool::add;
 use crate::snapshot::weighed;
-use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
+use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, PoolMilli, Running, Shape};
 
 /// The task or group that needs capacity.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claimant {
+pub(crate) struct Claimant<'a> {
     pub(crate) project: usize,
     pub(crate) priority: i32,
     /// Its whole demand.
     pub(crate) wanted: Amounts,
+    /// The most that it may take of each pool.
+    pub(crate) in_pools: &'a PoolMilli,
     /// Only move tasks that fit elsewhere?
     pub(crate) moves: bool,
 }
@@ -27,7 +30,7 @@ pub(crate) struct Claimant {
 struct Attempt<'a> {
     cluster: &'a mut Cluster,
     accounts: &'a mut Accounts,
-    claimant: Claimant,
+    claimant: Claimant<'a>,
 }
 
 /// Room made for a claimant.
@@ -48,6 +51,7 @@ struct Unit {
     places: Vec<Place>,
     project: usize,
     amounts: Amounts,
+    in_pools: PoolMilli,
     cost: Cost,
     /// Is it already chosen, or must it not be?
     settled: bool,
@@ -60,9 +64,9 @@ type Cost = (i32, u128);
 /// Room that could be made on a node: what it costs, how many units it takes, the node, and the units.
 type Offer = (Cost, usize, usize, Vec<usize>);
 
-/// Whether units of a project may be taken, by what they hold in addition to GPUs (CPU, memory); the same for all of
-/// them as long as the accounts don't change.
-type Allowed = BTreeMap<(usize, bool, bool), bool>;
+/// Whether units of a project may be taken, by what they hold in addition to GPUs (CPU, memory) and by the pools of their
+/// GPUs; the same for all of them as long as the accounts don't change.
+type Allowed = BTreeMap<(usize, bool, bool, Vec<String>), bool>;
 
 /// The running tasks as victims.
 #[derive(Clone, Debug)]
@@ -100,6 +104,7 @@ impl Victims {
             }
             let min_run_ms = accounts.account(victims.units[unit].project).min_run_ms;
             victims.units[unit].add(at, task, place, now_ms, min_run_ms);
+            add(&mut victims.units[unit].in_pools, &cluster.in_pools(place));
         }
         victims
     }
@@ -110,7 +115,7 @@ impl Victims {
         &mut self,
         cluster: &mut Cluster,
         accounts: &mut Accounts,
-        claimant: Claimant,
+        claimant: Claimant<'_>,
         shapes: &[Shape],
     ) -> Option<Room> {
         let mut room = Room::default();
@@ -140,11 +145,15 @@ impl Victims {
         for unit in chosen {
             if self.units[unit].project == claimant.project {
                 attempt.accounts.release(claimant.project, self.units[unit].amounts);
+                attempt.accounts.release_in(claimant.project, &self.units[unit].in_pools);
             }
             let cause = self.cause(unit, claimant);
             room.victims.extend(self.units[unit].tasks.iter().map(|&task| (task, cause)));
         }
         attempt.accounts.hold(claimant.project, claimant.wanted, false);
+        for place in &room.places {
+            attempt.accounts.hold_in(claimant.project, &attempt.cluster.in_pools(place), false);
+        }
         Some(room)
     }
 
@@ -344,6 +353,7 @@ impl Victims {
     fn count_off(&self, attempt: &mut Attempt<'_>, unit: usize) {
         if self.units[unit].project != attempt.claimant.project {
             attempt.accounts.release(self.units[unit].project, self.units[unit].amounts);
+            attempt.accounts.release_in(self.units[unit].project, &self.units[unit].in_pools);
         }
     }
 
@@ -351,6 +361,7 @@ impl Victims {
         self.units[unit].settled = false;
         if self.units[unit].project != attempt.claimant.project {
             attempt.accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
+            attempt.accounts.hold_in(self.units[unit].project, &self.units[unit].in_pools, false);
         }
         for place in &self.units[unit].places {
             attempt.cluster.take(place);
@@ -385,13 +396,14 @@ impl Victims {
         if unit.project == claimant.project {
             return unit.cost.0 < claimant.priority;
         }
-        let key = (unit.project, unit.amounts.0[1] > 0, unit.amounts.0[2] > 0);
+        let pools = unit.in_pools.keys().cloned().collect();
+        let key = (unit.project, unit.amounts.0[1] > 0, unit.amounts.0[2] > 0, pools);
         *known.entry(key).or_insert_with(|| {
-            attempt.accounts.may_lose(unit.project, unit.amounts, claimant.project, claimant.wanted)
+            attempt.accounts.may_lose_of(unit.project, unit.amounts, &unit.in_pools, &claimant)
         })
     }
 
-    fn cause(&self, unit: usize, claimant: Claimant) -> Cause {
+    fn cause(&self, unit: usize, claimant: Claimant<'_>) -> Cause {
         if claimant.moves {
             Cause::Consolidate
         } else if self.units[unit].project == claimant.project {
@@ -428,6 +440,7 @@ impl Unit {
             places: Vec::new(),
             project,
             amounts: Amounts([0; 3]),
+            in_pools: PoolMilli::new(),
             cost: (i32::MIN, 0),
             settled: false,
             gang,

@@ -21,6 +21,7 @@ mod outlook;
 mod picker;
 mod plan;
 mod policy;
+mod pool;
 mod project;
 mod ranking;
 mod reason;
@@ -51,8 +52,10 @@ pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
 pub use project::Project;
 pub use ranking::{NodeOffer, Rank, Ranking};
-pub use reason::{FreePart, Obstacle, Reason, Use, UsedShare};
-pub use snapshot::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, Snapshot, Waiting};
+pub use reason::{FreePart, Obstacle, Reason, Use, UsedPool, UsedShare};
+pub use snapshot::{
+    Elsewhere, Gang, GpuState, Held, Host, Node, PoolMilli, Queue, Running, Snapshot, Waiting,
+};
 pub use standard::Standard;
 pub use stock::allocation_bound;
 pub use tally::shares;

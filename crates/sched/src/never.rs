@@ -11,8 +11,11 @@ const ALL_MIG: &str = "its GPUs are in MIG mode, which this request cannot use";
 impl Cluster {
     /// The largest amount that an idle cluster has of the resource of which `demand` requests too much, as text.
     pub(crate) fn largest(&self, demand: &Demand) -> String {
-        let fits_model =
-            |class: usize| demand.models.is_empty() || demand.models.contains(&self.classes()[class].model);
+        let fits_model = |class: usize| {
+            let class = &self.classes()[class];
+            (demand.models.is_empty() || demand.models.contains(&class.model))
+                && class.is_allowed(&demand.pools)
+        };
         let eligible = |class: usize| fits_model(class) && self.classes()[class].serves(demand.isolation);
         let gpus = || self.nodes().iter().flat_map(|node| &node.gpus).map(|gpu| gpu.class);
         if !gpus().any(fits_model) {

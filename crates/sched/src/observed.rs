@@ -69,6 +69,8 @@ mod tests {
         Demand {
             gpus: ask,
             models: Vec::new(),
+            pools: Vec::new(),
+            used_up: Vec::new(),
             host: Host::default(),
             isolation: Isolation::Any,
             compute: ComputeMode::Even,

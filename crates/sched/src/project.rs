@@ -1,6 +1,8 @@
 //! Projects: how much each project may use, and which project gets what is left.
 
-use cantle_model::{ProjectQuota, Quota};
+use std::collections::BTreeMap;
+
+use cantle_model::{PoolQuota, ProjectQuota, Quota};
 
 /// A project. Projects form a tree; tasks belong to any of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub struct Project {
     pub usage_ppm: u32,
     /// Its tasks are not taken from it before they ran so long, in milliseconds.
     pub min_run_ms: i64,
+    /// Its quotas of single pools, in thousandths of a GPU.
+    pub by_pool: BTreeMap<String, PoolQuota>,
 }
 
 impl Project {
@@ -38,6 +42,7 @@ impl Project {
             quotas: quota.quotas(),
             usage_ppm: 0,
             min_run_ms: quota.min_run_ms,
+            by_pool: quota.by_pool.clone(),
         }
     }
 }

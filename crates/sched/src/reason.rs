@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use cantle_model::{Milli, TaskId};
+use cantle_model::{Milli, PoolRule, TaskId};
 
-use crate::{Cluster, Resource, Shape};
+use crate::{Cluster, Demand, Resource, Shape};
 
 /// The part of the GPUs that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,39 @@ impl fmt::Display for UsedShare {
     }
 }
 
+/// A project's quota of a pool that a task would exceed. Amounts are in thousandths of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsedPool {
+    /// The project.
+    pub project: String,
+    /// The pool.
+    pub pool: String,
+    /// The holdings of the project's tasks; those that can't be stopped for others, if `for_good`.
+    pub held: u64,
+    /// The limit; the quota, if `for_good`.
+    pub most: u64,
+    /// The demand of the task.
+    pub asked: u64,
+    /// The task can't be stopped for others, so it must fit the quota.
+    pub for_good: bool,
+}
+
+/// `project a holds 1 GPU of pool x and its limit of it is 1 GPU`.
+impl fmt::Display for UsedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { project, pool, held, most, for_good, .. } = self;
+        let (held, most) = (Resource::Gpu.text(*held), Resource::Gpu.text(*most));
+        match for_good {
+            false => write!(f, "project {project} holds {held} of pool {pool} and its limit of it is {most}"),
+            true => write!(
+                f,
+                "project {project} holds {held} of pool {pool} with tasks that cannot be stopped for others, and its \
+                 quota of it is {most}"
+            ),
+        }
+    }
+}
+
 /// Why a task does not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -94,6 +127,27 @@ pub enum Reason {
         in_use: Use,
         /// The share of its project, if that is the reason why no task is stopped for it.
         share: Option<UsedShare>,
+        /// The pools that its project may use, if they are restricted, and those it has used up.
+        pools: Vec<String>,
+    },
+    /// No GPU here is in a pool that it may use.
+    OutsidePools {
+        /// Its demand, as text.
+        needs: String,
+        /// The rules of its projects.
+        rules: Vec<PoolRule>,
+    },
+    /// Quotas name pools, and this planner cannot keep to them.
+    PoolsUnknown {
+        /// The project whose quota names pools.
+        project: String,
+    },
+    /// A project's quota of a pool, and no other GPU will do.
+    OverPool {
+        /// Its demand, as text.
+        needs: String,
+        /// The quota.
+        used: UsedPool,
     },
     /// GPUs would do, but no node with them has the CPU or memory that it needs as well.
     NoHost {
@@ -193,12 +247,22 @@ const NAMED: usize = 3;
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRoom { needs, free, in_use, share } => {
+            Self::NoRoom { needs, free, in_use, share, pools } => {
                 write!(f, "needs {needs}, ")?;
                 parts(f, free)?;
                 write!(f, " ({} of {} in use)", in_use.used, in_use.total)?;
-                share.as_ref().map_or(Ok(()), |share| write!(f, "; {share}"))
+                share.as_ref().map_or(Ok(()), |share| write!(f, "; {share}"))?;
+                pools.iter().try_for_each(|pool| write!(f, "; {pool}"))
             }
+            Self::OutsidePools { needs, rules } => {
+                let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
+                write!(f, "needs {needs}, {}, and no GPU here is one of these", rules.join(", "))
+            }
+            Self::PoolsUnknown { project } => write!(
+                f,
+                "the quota of project {project} names pools, which queues on Kubernetes do not place by"
+            ),
+            Self::OverPool { needs, used } => write!(f, "needs {needs}, {used}"),
             Self::NoHost { needs, cpu_milli, memory_bytes } => {
                 let memory = cantle_model::Bytes(*memory_bytes);
                 let cores = Resource::Cpu.text(*cpu_milli);
@@ -254,6 +318,20 @@ impl Reason {
                      project {project} holds less, or has a larger share"
                 )
             }
+            Self::OutsidePools { rules, .. } => {
+                let project = rules.first().map_or("", |rule| rule.project.as_str());
+                format!("an agent with GPUs of these pools, or more pools for project {project}")
+            }
+            Self::PoolsUnknown { project } => {
+                format!("an agent on a machine of such a pool, or a quota of project {project} without pools")
+            }
+            Self::OverPool { used: UsedPool { project, pool, held, most, asked, for_good }, .. } => {
+                let over = Resource::Gpu.text((held + asked).saturating_sub(*most));
+                let what = if *for_good { "quota" } else { "limit" };
+                format!(
+                    "tasks of project {project} that hold {over} of pool {pool} ending, or a higher {what} of it"
+                )
+            }
             Self::NoHost { .. } => {
                 "a running task that ends on a node with free GPUs, or asking less CPU and memory".into()
             }
@@ -293,10 +371,16 @@ fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
 }
 
 impl Cluster {
-    /// Use of all usable GPUs together.
-    #[must_use]
-    pub fn in_use(&self) -> Use {
-        let usable = || self.nodes().iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.usable);
+    /// Use of all usable GPUs together that the pools of `demand` allow.
+    pub(crate) fn in_use(&self, demand: &Demand) -> Use {
+        let allowed = |class: usize| {
+            let class = &self.classes()[class];
+            class.is_allowed(&demand.pools) && !demand.used_up.iter().any(|pool| class.pools.contains(pool))
+        };
+        let usable = || {
+            let gpus = self.nodes().iter().flat_map(|node| &node.gpus);
+            gpus.filter(|gpu| gpu.usable && allowed(gpu.class))
+        };
         let total: Milli = usable().map(|_| Milli::ONE).sum();
         let free: Milli = usable().map(|gpu| Milli(gpu.room)).sum();
         Use { used: total.saturating_sub(free), total }

@@ -7,11 +7,12 @@ use cantle_model::TaskId;
 use crate::accounts::Binding;
 use crate::board::Boards;
 use crate::evict::{Claimant, Victims};
+use crate::pool::add;
 use crate::tally::Tally;
 use crate::turns::{Position, Turns};
 use crate::{
-    Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, Reason, Running, Shape,
-    Snapshot, Start, Wait, Waiting, reserve,
+    Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, PoolMilli, Reason, Running,
+    Shape, Snapshot, Start, UsedPool, Wait, Waiting, reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.
@@ -28,6 +29,10 @@ struct Group {
     demand: Demand,
     project: usize,
     amounts: Amounts,
+    /// The most that they may take of each pool.
+    in_pools: PoolMilli,
+    /// Quotas of pools that they would exceed: none of these pools' GPUs is in their shapes.
+    used_up: Vec<UsedPool>,
     /// Their demand, as text.
     needs: String,
 }
@@ -118,6 +123,11 @@ impl<'a> Round<'a> {
         if let Some(reason) = self.refused_by_quota(&group, task) {
             return self.wait(&group, &reason);
         }
+        if let Some(used) = group.used_up.first()
+            && group.shapes.iter().any(|shape| shape.classes().next().is_none())
+        {
+            return self.wait(&group, &Reason::OverPool { needs: group.needs.clone(), used: used.clone() });
+        }
         if let Some(most) = self.state.at_once
             && self.state.running.len() + self.starts.len() + group.members.len() > most
         {
@@ -171,8 +181,14 @@ impl<'a> Round<'a> {
         let demand = |&(queue, at): &Position| {
             Demand::of(&self.state.queues[queue], &self.state.queues[queue].waiting[at])
         };
-        let shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
-        let demand = demand(&position);
+        let mut shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
+        let project = self.tally.now.position(task.project.as_deref());
+        let mut in_pools = PoolMilli::new();
+        shapes.iter().for_each(|shape| add(&mut in_pools, &self.idle.most_in_pools(shape)));
+        let used_up = self.tally.now.used_up(project, &in_pools, !task.preemptible);
+        let names: Vec<String> = used_up.iter().map(|used| used.pool.clone()).collect();
+        let demand_of = |position: &Position| Demand { used_up: names.clone(), ..demand(position) };
+        let demand = demand_of(&position);
         let needs = match members.len() {
             1 => demand.words(self.idle.classes()),
             count => format!("{} for each of {count} tasks at once", demand.words(self.idle.classes())),
@@ -180,8 +196,10 @@ impl<'a> Round<'a> {
         let counted =
             members.iter().zip(&shapes).map(|(member, shape)| self.waiting(*member).counts(shape.amounts()));
         let amounts = counted.fold(Amounts::default(), Amounts::plus);
-        let project = self.tally.now.position(task.project.as_deref());
-        Group { members, shapes, demand, project, amounts, needs }
+        if !used_up.is_empty() {
+            shapes = members.iter().map(|member| self.idle.shape(&demand_of(member))).collect();
+        }
+        Group { members, shapes, demand, project, amounts, in_pools, used_up, needs }
     }
 
     /// The blocked task that must not be overtaken.
@@ -237,6 +255,9 @@ impl<'a> Round<'a> {
                 host: place.host,
             });
             self.boards.take(place);
+            let in_pools = self.idle.in_pools(place);
+            self.tally.now.hold_in(group.project, &in_pools, !task.preemptible);
+            self.tally.later.hold_in(group.project, &in_pools, !task.preemptible);
             let amounts = task.counts(place.amounts());
             self.tally.now.hold(group.project, amounts, !task.preemptible);
             self.tally.later.hold(group.project, amounts, !task.preemptible);
@@ -254,9 +275,7 @@ impl<'a> Round<'a> {
         let mut idle = self.idle.clone();
         if !idle.fill(&group.shapes) {
             // It must not delay tasks that can run.
-            let reason =
-                Reason::Never { needs: group.needs.clone(), largest: self.idle.largest(&group.demand) };
-            return self.wait(group, &reason);
+            return self.wait(group, &self.never(group));
         }
         let reason = self.make_room(group).unwrap_or_else(|| self.no_room(group));
         self.wait(group, &reason);
@@ -276,6 +295,18 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Why not even the idle cluster could run it now.
+    fn never(&self, group: &Group) -> Reason {
+        let (needs, rules) = (group.needs.clone(), &group.demand.pools);
+        if let Some(used) = group.used_up.first() {
+            return Reason::OverPool { needs, used: used.clone() };
+        }
+        if !rules.is_empty() && !self.idle.classes().iter().any(|class| class.is_allowed(rules)) {
+            return Reason::OutsidePools { needs, rules: rules.clone() };
+        }
+        Reason::Never { needs, largest: self.idle.largest(&group.demand) }
+    }
+
     /// Waits for those that were asked to stop, or asks some to; `None` if that is not allowed or does not help.
     fn make_room(&mut self, group: &Group) -> Option<Reason> {
         if !self.policy.reclaim && !self.policy.consolidate {
@@ -291,6 +322,9 @@ impl<'a> Round<'a> {
                 }
                 // Or its project could ask for more than its share while others still have their grace.
                 self.tally.later.hold(group.project, group.amounts, false);
+                for place in &places {
+                    self.tally.later.hold_in(group.project, &self.idle.in_pools(place), false);
+                }
                 (places, tasks)
             }
             None => self.evict(group)?,
@@ -326,8 +360,13 @@ impl<'a> Round<'a> {
         });
         let head = &state.queues[group.members[0].0].waiting[group.members[0].1];
         let accounts = &mut self.tally.later;
-        let claimant =
-            Claimant { project: group.project, priority: head.priority, wanted: group.amounts, moves: false };
+        let claimant = Claimant {
+            project: group.project,
+            priority: head.priority,
+            wanted: group.amounts,
+            in_pools: &group.in_pools,
+            moves: false,
+        };
         let mut room = None;
         if self.policy.reclaim {
             room = victims.make_room(later, accounts, claimant, &group.shapes);
@@ -361,9 +400,12 @@ impl<'a> Round<'a> {
             return Reason::Reserved { needs, task: self.waiting(head.position).task.clone() };
         }
         let share = self.tally.later.over_share(group.project, group.amounts);
+        let rules = group.demand.pools.iter().map(ToString::to_string);
+        let pools = rules.chain(group.used_up.iter().map(ToString::to_string)).collect();
         let [shape] = group.shapes.as_slice() else {
-            let free = self.boards.open.cluster.free_parts(&group.shapes[0]);
-            return Reason::NoRoom { needs, free, in_use: self.boards.open.cluster.in_use(), share };
+            let open = &self.boards.open.cluster;
+            let (free, in_use) = (open.free_parts(&group.shapes[0]), open.in_use(&group.demand));
+            return Reason::NoRoom { needs, free, in_use, share, pools };
         };
         self.full.insert(shape.clone());
         let open = &self.boards.open.cluster;
@@ -372,7 +414,13 @@ impl<'a> Round<'a> {
             let Host { cpu_milli, memory_bytes } = group.demand.host;
             return Reason::NoHost { needs, cpu_milli, memory_bytes };
         }
-        Reason::NoRoom { needs, free: open.free_parts(shape), in_use: open.in_use(), share }
+        Reason::NoRoom {
+            needs,
+            free: open.free_parts(shape),
+            in_use: open.in_use(&group.demand),
+            share,
+            pools,
+        }
     }
 
     fn finish(self) -> (Plan, Vec<Position>) {

@@ -1,9 +1,11 @@
 //! The input of the scheduler: the nodes, the tasks that run on them, and the tasks that wait. Built by constructors,
 //! so that a new field does not break its callers.
 
+use std::collections::BTreeMap;
+
 use cantle_mig::GpuGeometry;
 use cantle_model::{
-    ComputeRequest, Gpu, GpuRequest, Isolation, Lease, LeaseId, Milli, QueueSpec, Slice, TaskId,
+    ComputeRequest, Gpu, GpuRequest, Isolation, Lease, LeaseId, Milli, PoolRule, QueueSpec, Slice, TaskId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,9 @@ pub struct Elsewhere {
     pub held: Vec<Held>,
 }
 
+/// Thousandths of a GPU, by name of a pool. A GPU in several pools counts in each of them.
+pub type PoolMilli = BTreeMap<String, u64>;
+
 /// The holdings of a task elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
@@ -47,6 +52,8 @@ pub struct Held {
     pub project: Option<String>,
     /// Its count against quotas.
     pub amounts: Amounts,
+    /// The part of it on GPUs of each pool, in thousandths of a GPU.
+    pub pool_milli: PoolMilli,
     /// May it be stopped for others?
     pub preemptible: bool,
     /// Was it asked to stop?
@@ -136,13 +143,15 @@ pub struct GpuState {
     /// In MIG mode: what it offers, and its instances without those that running tasks hold. Busy ones belong to other
     /// programs.
     pub mig: Option<GpuGeometry>,
+    /// Names of the pools that it belongs to, in order.
+    pub pools: Vec<String>,
 }
 
 impl GpuState {
     /// A healthy GPU without foreign use.
     #[must_use]
     pub const fn new(gpu: Gpu) -> Self {
-        Self { gpu, foreign_bytes: 0, usable: true, mig: None }
+        Self { gpu, foreign_bytes: 0, usable: true, mig: None, pools: Vec::new() }
     }
 }
 
@@ -287,6 +296,8 @@ pub struct Waiting {
     pub devices: u32,
     /// GPU models that will do, by their exact names; empty means any.
     pub models: Vec<String>,
+    /// The rules of its project and of those above it; a GPU must satisfy all of them.
+    pub pools: Vec<PoolRule>,
     /// Its isolation.
     pub isolation: Isolation,
     /// Its request for the GPU's compute time.
@@ -325,6 +336,7 @@ impl Waiting {
             request: None,
             devices: 1,
             models: Vec::new(),
+            pools: Vec::new(),
             isolation: Isolation::Any,
             compute: ComputeRequest::default(),
             host: Host::default(),

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{ComputeMode, Gpu, GpuRequest, GpuUuid, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
+use cantle_model::{
+    ComputeMode, Gpu, GpuRequest, GpuUuid, LeaseId, Milli, PoolQuota, PoolRule, QueueSpec, QueueWant, TaskId,
+};
 use cantle_sched::{
     Cause, Demand, GpuState, Node, Order, Placement, Plan, Policy, Project, Queue, Reason, Running, Snapshot,
     Waiting, audit, plan, shares,
@@ -57,7 +59,9 @@ fn policy() -> impl Strategy<Value = Policy> {
 }
 
 /// Nodes, tasks that came before, tasks that wait, deserved eighths of projects.
-fn cluster() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Vec<u64>)> {
+type World = (Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Vec<u64>);
+
+fn cluster() -> impl Strategy<Value = World> {
     let wishes = || prop::collection::vec(wish(), 0..14);
     (nodes(), wishes(), wishes(), prop::collection::vec(0u64..24, 3))
 }
@@ -134,6 +138,56 @@ fn busy(nodes: &[Vec<usize>], before: &[Wish], waiting: &[Wish], deserved: &[u64
     state
 }
 
+/// Of each project: eighths of the pool `big` that are guaranteed, the limit beyond them, and which pools it may use.
+type PoolTerms = (u64, Option<u64>, usize);
+
+fn pools() -> impl Strategy<Value = Vec<PoolTerms>> {
+    prop::collection::vec((0u64..16, prop::option::of(0u64..16), 0..4usize), 3)
+}
+
+/// GPUs are in the pools `big` or `small` by their model, those of the first node in `near` too.
+fn enter_pools(state: &mut Snapshot, terms: &[PoolTerms]) {
+    for (at, node) in state.nodes.iter_mut().enumerate() {
+        for gpu in &mut node.gpus {
+            let of_model = if gpu.gpu.model == "A100" { "big" } else { "small" };
+            let near = (at == 0).then_some("near");
+            gpu.pools = [of_model].into_iter().chain(near).map(str::to_owned).collect();
+        }
+    }
+    for (project, (deserved, more, _)) in state.projects.iter_mut().zip(terms) {
+        let limit = more.map(|more| (deserved + more) * 125);
+        project.by_pool.insert("big".to_owned(), PoolQuota { deserved: deserved * 125, limit });
+        let whole = &mut project.quotas[0].deserved;
+        *whole = whole.map(|whole| whole.max(deserved * 125));
+    }
+}
+
+/// Enters the restrictions of their projects into all waiting tasks.
+fn restrict(state: &mut Snapshot, terms: &[PoolTerms]) {
+    for task in state.queues.iter_mut().flat_map(|queue| &mut queue.waiting) {
+        let terms = task.project.as_ref().and_then(|name| terms.get(name[1..].parse::<usize>().unwrap()));
+        let pools: &[&str] = match terms.map(|(.., rule)| rule) {
+            Some(2) => &["big"],
+            Some(3) => &["near", "small"],
+            _ => continue,
+        };
+        let pools = pools.iter().map(|&pool| pool.to_owned()).collect();
+        task.pools = vec![PoolRule { project: task.project.clone().unwrap(), pools }];
+    }
+}
+
+/// A busy state, with pools since its beginning.
+fn busy_with_pools((nodes, before, waiting, deserved): &World, terms: &[PoolTerms]) -> Snapshot {
+    let mut state = state(nodes, before, deserved);
+    enter_pools(&mut state, terms);
+    restrict(&mut state, terms);
+    let first = plan(&state, &Policy { backfill: true, ..Policy::default() }, 0);
+    carry_out(&mut state, &first, 0);
+    enqueue(&mut state, "u", waiting);
+    restrict(&mut state, terms);
+    state
+}
+
 /// Free milli and bytes of each GPU, worked out from the state alone.
 fn free(state: &Snapshot) -> BTreeMap<GpuUuid, (u32, u64)> {
     let gpus = state.nodes.iter().flat_map(|node| &node.gpus);
@@ -172,6 +226,33 @@ proptest! {
             let decided = plan(&state, &policy, now_ms);
             prop_assert_eq!(audit(&state, &decided), []);
             carry_out(&mut state, &decided, now_ms);
+        }
+    }
+
+    /// The same with pools: no GPU outside the pools of its project, no limit of a pool violated.
+    #[test]
+    fn every_plan_with_pools_passes_its_audit(world in cluster(), terms in pools(), policy in policy()) {
+        let mut state = busy_with_pools(&world, &terms);
+        for now_ms in 1..4 {
+            let decided = plan(&state, &policy, now_ms);
+            prop_assert_eq!(audit(&state, &decided), []);
+            carry_out(&mut state, &decided, now_ms);
+            restrict(&mut state, &terms);
+        }
+    }
+
+    /// No two projects take what is guaranteed of a pool from each other in turn.
+    #[test]
+    fn rounds_with_pools_come_to_an_end(world in cluster(), terms in pools(), policy in policy()) {
+        let mut state = busy_with_pools(&world, &terms);
+        for round in 0.. {
+            let decided = plan(&state, &policy, 1);
+            if decided.starts.is_empty() && decided.evictions.is_empty() {
+                break;
+            }
+            carry_out(&mut state, &decided, 1);
+            restrict(&mut state, &terms);
+            prop_assert!(round < 60, "goes in circles");
         }
     }
 

@@ -105,9 +105,13 @@ impl From<StoreError> for ApiError {
             | StoreError::StaleRun { .. }
             | StoreError::StaleEviction(_) => subcode::INVALID_TASK_STATUS,
             StoreError::NoUser(_) => subcode::INVALID_USER,
-            StoreError::OverQuota { .. } | StoreError::OverLimit { .. } | StoreError::OverQueued { .. } => {
-                subcode::OVER_QUOTA
-            }
+            StoreError::OverQuota { .. }
+            | StoreError::OverPool { .. }
+            | StoreError::OutsidePools { .. }
+            | StoreError::OverLimit { .. }
+            | StoreError::OverQueued { .. } => subcode::OVER_QUOTA,
+            StoreError::NoPool { .. } => subcode::INVALID_POOL,
+            StoreError::PoolInUse { .. } => subcode::POOL_IN_USE,
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,
             StoreError::ProjectHasTasks(_) => subcode::PROJECT_HAS_TASKS,

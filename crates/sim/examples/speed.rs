@@ -84,7 +84,15 @@ fn demand(eighths: u32) -> Demand {
         },
     };
     let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
-    Demand { gpus: ask, models: Vec::new(), host, isolation: Isolation::Any, compute: ComputeMode::Even }
+    Demand {
+        gpus: ask,
+        models: Vec::new(),
+        pools: Vec::new(),
+        used_up: Vec::new(),
+        host,
+        isolation: Isolation::Any,
+        compute: ComputeMode::Even,
+    }
 }
 
 /// Fills the cluster and then keeps it full: each decision that fails ends the oldest tasks until it succeeds.

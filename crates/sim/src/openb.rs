@@ -189,6 +189,8 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
             isolation: Isolation::Any,
             compute: ComputeMode::Even,
             gpus: ask,
+            pools: Vec::new(),
+            used_up: Vec::new(),
             models: models.into_iter().map(str::to_owned).collect(),
             host: host(table, row)?,
         },

@@ -63,6 +63,9 @@ macro_rules! columns {
     (charts) => {
         "kind, id, line"
     };
+    (pools) => {
+        "name, nodes, models"
+    };
 }
 
 /// `SELECT` of all columns of a table that are read, with what follows the table's name.
@@ -98,6 +101,7 @@ mod tests {
             select!(runs),
             select!(project_use),
             select!(charts),
+            select!(pools),
         ] {
             crate::query(select).fetch_all(&store.readers).await.unwrap();
         }

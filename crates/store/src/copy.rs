@@ -7,7 +7,7 @@ use crate::db::{Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 26] = [
+const TABLES: [&str; 27] = [
     "projects",
     "queues",
     "tasks",
@@ -34,6 +34,7 @@ const TABLES: [&str; 26] = [
     "audit",
     "queue_requeues",
     "run_fences",
+    "pools",
 ];
 /// Rows per statement: 36 values in a row at most, and PostgreSQL takes 65535.
 const ROWS: i64 = 500;

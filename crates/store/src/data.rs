@@ -1,5 +1,7 @@
 //! The store's records. Times are microseconds since 1970.
 
+use std::collections::BTreeMap;
+
 use cantle_model::{Amounts, Cause, ProjectQuota, Slice, TaskStatus};
 use serde_json::{Map, Value};
 
@@ -116,6 +118,8 @@ pub struct HeldSum {
     pub stopping: bool,
     /// All of it.
     pub amounts: Amounts,
+    /// The part of it on GPUs of each pool, in thousandths; empty unless it was asked for.
+    pub pool_milli: BTreeMap<String, u64>,
 }
 
 /// A project's past use of the GPUs.

@@ -1,6 +1,6 @@
 //! The reasons why the store refuses a call or fails.
 
-use cantle_model::{Resource, TaskStatus};
+use cantle_model::{PoolRule, Resource, TaskStatus};
 
 use crate::db;
 
@@ -115,6 +115,57 @@ pub enum StoreError {
         held: u64,
         /// The demand of the task.
         asked: u64,
+    },
+    /// The task would take more of a pool than its project, or one above it, may have.
+    #[error(
+        "project {project} holds {} of its {rule} of {} of pool {pool}; task {task} needs {} more",
+        Resource::Gpu.text(*held), Resource::Gpu.text(*most), Resource::Gpu.text(*asked)
+    )]
+    OverPool {
+        /// The task.
+        task: String,
+        /// The project.
+        project: String,
+        /// The pool.
+        pool: String,
+        /// `limit`, or `quota` for a task that can't be stopped for others.
+        rule: &'static str,
+        /// The limit or quota, in thousandths of a GPU.
+        most: u64,
+        /// The holdings of the project's tasks.
+        held: u64,
+        /// The demand of the task.
+        asked: u64,
+    },
+    /// The task would get a GPU that its project, or one above it, may not use.
+    #[error(
+        "{rule}; a GPU of node {node} (model \"{model}\") is in none of them, so task {task} cannot have it"
+    )]
+    OutsidePools {
+        /// The project and its pools.
+        rule: PoolRule,
+        /// The task.
+        task: String,
+        /// The node that claims it.
+        node: String,
+        /// The model of the GPU; empty if its node has not reported it.
+        model: String,
+    },
+    /// There is no such pool.
+    #[error("there is no pool \"{name}\"; {}", if known.is_empty() { "there is none at all".to_owned() } else { format!("there are {known}") })]
+    NoPool {
+        /// The name that was given.
+        name: String,
+        /// The names of all pools.
+        known: String,
+    },
+    /// Quotas name the pool.
+    #[error("pool {name} is in use by the quota of project {projects}; change the quota first")]
+    PoolInUse {
+        /// The pool.
+        name: String,
+        /// Names of projects.
+        projects: String,
     },
     /// There is no such user.
     #[error("there is no user \"{0}\"")]

@@ -6,6 +6,7 @@ use cantle_model::{Cause, TaskStatus};
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
 use crate::db::{Alone, Place, Tx, query, query_scalar};
 use crate::flow::{about, entry, give_up, prepend, queue_name, set_message};
+use crate::pools::contested;
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -135,9 +136,13 @@ async fn reason(
     Ok(match cause {
         Cause::Reclaim => {
             let victim_project = project_name(tx, victim).await?;
+            let of_pools = match contested(tx, &claimant_project, victim).await?.as_slice() {
+                [] => String::new(),
+                pools => format!(", of all GPUs or of pool {}", pools.join(", ")),
+            };
             format!(
                 "reclaimed by project {claimant_project} for task {name} ({id}): project {victim_project} has more \
-                 than its share"
+                 than its share{of_pools}"
             )
         }
         Cause::Preempt => {

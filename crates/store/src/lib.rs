@@ -31,6 +31,7 @@ mod models;
 mod nodes;
 mod output;
 mod owned;
+mod pools;
 mod projects;
 mod queues;
 mod quotas;

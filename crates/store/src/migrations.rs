@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 17] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 18] = [
     (
         1,
         "first",
@@ -65,6 +65,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 17] = [
         include_str!("../migrations/0018_tags.sql"),
         Instead(include_str!("../migrations/postgres/0018_tags.sql")),
     ),
+    (19, "pools", include_str!("../migrations/0019_pools.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

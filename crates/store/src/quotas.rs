@@ -4,6 +4,7 @@ use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
 
 use crate::data::{EventRow, FleetRows, HeldSince, ProjectRow, TaskClaim, TaskRow};
 use crate::db::{Row, Tx, query, query_as};
+use crate::pools::{self, PoolMap};
 use crate::{Store, StoreError, row};
 
 /// A task holds its slices if an agent has claimed it and has not reported its end.
@@ -18,7 +19,7 @@ impl Store {
     /// Sets the quota of a project (by its name), or removes it.
     ///
     /// # Errors
-    /// [`StoreError::NoProject`].
+    /// [`StoreError::NoProject`]; [`StoreError::NoPool`] if it names a pool that does not exist.
     pub async fn set_quota(
         &self,
         project: &str,
@@ -27,6 +28,9 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
+        if let Some(quota) = quota {
+            pools::check_named(&mut write.tx, quota).await?;
+        }
         let text = quota.map(row::to_json).transpose()?;
         let done = query("UPDATE projects SET quota = $2, last_update_us = $3 WHERE name = $1")
             .bind(project)
@@ -91,11 +95,11 @@ impl Store {
     }
 
     /// The facts that the agent of `node` needs, all of one moment: no task is in two parts of it. Agents call it
-    /// often, so it has only sums of other nodes.
+    /// often, so it has only sums of other nodes. `by_pool`: those of pools, too.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn fleet(&self, node: &str, queues: &[String]) -> Result<FleetRows, StoreError> {
+    pub async fn fleet(&self, node: &str, queues: &[String], by_pool: bool) -> Result<FleetRows, StoreError> {
         let mut tx = self.readers.begin().await?;
         let here = select!(tasks, "WHERE ", holds!(), " AND node = $1 ORDER BY id");
         let here = query(here).bind(node).fetch_all(&mut tx).await?;
@@ -107,6 +111,10 @@ impl Store {
             " AND node <> $1 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
         );
         let elsewhere = query(elsewhere).bind(node).fetch_all(&mut tx).await?;
+        let mut elsewhere = elsewhere.iter().map(row::held_sum).collect::<Result<Vec<_>, _>>()?;
+        if by_pool {
+            PoolMap::read(&mut tx).await?.enter(&mut tx, node, &mut elsewhere).await?;
+        }
         let freeing = concat!(
             "SELECT evicted_for, node FROM tasks WHERE ",
             holds!(),
@@ -124,7 +132,7 @@ impl Store {
         }
         Ok(FleetRows {
             here: here.iter().map(row::task).collect::<Result<_, _>>()?,
-            elsewhere: elsewhere.iter().map(row::held_sum).collect::<Result<_, _>>()?,
+            elsewhere,
             freeing,
             waiting: waiting.iter().map(row::waiting).collect::<Result<_, _>>()?,
         })
@@ -136,6 +144,7 @@ pub(crate) async fn check(tx: &mut Tx, task: &TaskRow, claim: &TaskClaim) -> Res
     let Some(id) = &task.index.project else { return Ok(()) };
     let found = query(select!(projects, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
     let Some(own) = found.as_ref().map(row::project).transpose()? else { return Ok(()) };
+    let mut pools = None;
     for name in std::iter::once(own.name.as_str()).chain(projects_above(&own.name)) {
         let found = query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
         // One claim after the other counts what the project holds.
@@ -143,6 +152,13 @@ pub(crate) async fn check(tx: &mut Tx, task: &TaskRow, claim: &TaskClaim) -> Res
         let found = found.fetch_optional(&mut *tx).await?;
         if let Some(ProjectRow { quota: Some(quota), .. }) = found.as_ref().map(row::project).transpose()? {
             check_one(tx, name, &quota, claim).await?;
+            if quota.named_pools().next().is_some() {
+                let map = match &pools {
+                    Some(map) => map,
+                    None => pools.insert(PoolMap::read(tx).await?),
+                };
+                map.check(tx, name, &quota, claim).await?;
+            }
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! From database rows to records.
 
+use std::collections::BTreeMap;
+
 use cantle_metrics::Fallback;
 use cantle_model::{Amounts, ProjectQuota, TaskStatus};
 use serde::Serialize;
@@ -113,6 +115,7 @@ pub(crate) fn held_sum(row: &Row) -> Result<HeldSum, StoreError> {
         preemptible: flag(row, "preemptible")?,
         stopping: flag(row, "stopping")?,
         amounts: amounts(row)?,
+        pool_milli: BTreeMap::new(),
     })
 }
 

@@ -8,6 +8,8 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+
 use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
@@ -201,22 +203,23 @@ async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
     f.started("second", terms).await.unwrap();
     f.store.evict("n", &[victim], 0, &at(10)).await.unwrap();
     let queues = ["q".to_owned()];
-    let here = f.store.fleet("n", &queues).await.unwrap();
+    let here = f.store.fleet("n", &queues, false).await.unwrap();
     assert_eq!((here.here.len(), here.elsewhere.len()), (3, 0), "all of it is here");
-    let there = f.store.fleet("m", &queues).await.unwrap();
+    let there = f.store.fleet("m", &queues, false).await.unwrap();
     assert!(there.here.is_empty());
     let sum = |stopping, amounts| HeldSum {
         project: Some("rich".into()),
         preemptible: true,
         stopping,
         amounts: Amounts(amounts),
+        pool_milli: BTreeMap::new(),
     };
     assert_eq!(there.elsewhere, [sum(false, [1000, 4000, 2 << 30]), sum(true, [500, 0, 0])]);
     assert_eq!(there.freeing, [("claimant".into(), "n".into())]);
     let names: Vec<&str> = there.waiting.iter().map(|waiting| waiting.task.as_str()).collect();
     assert_eq!(names, ["claimant"]);
     f.store.give_back("victim", "victim", &at(11)).await.unwrap();
-    let after = f.store.fleet("m", &queues).await.unwrap();
+    let after = f.store.fleet("m", &queues, false).await.unwrap();
     assert_eq!(after.waiting[0].evicted, Some(("claimant".into(), Cause::Reclaim)));
     assert_eq!((after.elsewhere.len(), after.freeing.len()), (1, 0));
 }

@@ -2,11 +2,11 @@ import { useEffect } from "preact/hooks";
 import { may } from "../api";
 import { cantle } from "../cli";
 import { gpuAmount } from "../format";
-import { connection, events, loadProjects, nodes, projects } from "../live";
+import { connection, events, loadProjects, nodes, pools, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
 import { link, param } from "../route";
-import type { ProjectView } from "../types";
+import type { PoolQuota, ProjectView } from "../types";
 
 /** What happens together is asked for once. */
 const SETTLE_MS = 300;
@@ -62,6 +62,12 @@ function Fact({ name, value, swatch }: { name: string; value: string; swatch?: s
   );
 }
 
+/** `1 of 2 GPUs, limit 3 GPUs` */
+function ofPool({ allocated_milli, deserved, limit }: PoolQuota & { allocated_milli: number }): string {
+  const held = `${allocated_milli / 1000} of ${gpuAmount(deserved)}`;
+  return limit === undefined ? held : `${held}, limit ${gpuAmount(limit)}`;
+}
+
 function Project({ project, whole }: { project: ProjectView; whole: number }) {
   const { quota, limit_milli } = project;
   return (
@@ -79,6 +85,10 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
         {quota && <Fact name="Quota" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
         {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
+        {quota?.pools && <Fact name="Only pools" value={quota.pools.join(", ")} />}
+        {Object.entries(project.by_pool ?? {}).map(([pool, share]) => (
+          <Fact key={pool} name={`Of pool ${pool}`} value={ofPool(share)} />
+        ))}
       </dl>
       {may("manage", project.name.slice(0, Math.max(0, project.name.lastIndexOf("/"))) || null) && (
         <details>
@@ -86,6 +96,20 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
           <QuotaForm project={project} />
         </details>
       )}
+    </section>
+  );
+}
+
+/** Named sets of GPUs; who may change them does it on the command line. */
+function Pools() {
+  return (
+    <section class="card" aria-labelledby="pools">
+      <h2 id="pools">Pools</h2>
+      <dl class="facts">
+        {pools.value.map(({ name, nodes = [], models = [], gpus, allocated_milli }) => (
+          <Fact key={name} name={name} value={`${allocated_milli / 1000} of ${gpuAmount(1000 * gpus)} allocated: ${[...nodes, ...models].join(", ")}`} />
+        ))}
+      </dl>
     </section>
   );
 }
@@ -113,6 +137,7 @@ export function Projects() {
           <Project key={project.name} project={project} whole={whole} />
         ))}
       </div>
+      {pools.value.length > 0 && <Pools />}
       {may("manage") && (
         <details class="card">
           <summary>Grant another project</summary>

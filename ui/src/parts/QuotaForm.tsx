@@ -48,7 +48,7 @@ function granted(quota: ProjectQuota, edits: Texts): ProjectQuota {
     const text = edits[label]?.trim();
     if (text !== undefined) parts[of][part] = text === "" ? null : Math.round(Number(text) * unit);
   }
-  return { ...parts, priority: number(PRIORITY, quota.priority ?? 0), min_run_ms: number(UNDISTURBED, quota.min_run_ms ?? 0, 1000) };
+  return { ...quota, ...parts, priority: number(PRIORITY, quota.priority ?? 0), min_run_ms: number(UNDISTURBED, quota.min_run_ms ?? 0, 1000) };
 }
 
 /** Grants a project its quota, or takes it away; without a project, one that has had no task yet. */

@@ -24,6 +24,7 @@ pub(crate) mod mig;
 pub(crate) mod move_task;
 #[cfg(any(test, not(feature = "kubernetes")))]
 mod no_kubernetes;
+pub(crate) mod pools;
 pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod run;

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
+use cantle_clearml::pools::PoolShare;
 use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, SetQuota};
-use cantle_model::{AmountError, Bytes, Milli, ProjectQuota, Resource};
+use cantle_model::{AmountError, Bytes, Milli, PoolQuota, ProjectQuota, Resource};
 use clap::{Args, Subcommand};
 
 use super::cluster::{self, ClusterArg};
@@ -29,6 +30,9 @@ pub(crate) enum QuotaCommand {
         /// The project's name
         #[arg(value_name = "PROJECT")]
         project: String,
+        /// Only its quota of this pool
+        #[arg(long, value_name = "NAME")]
+        pool: Option<String>,
     },
 }
 
@@ -47,7 +51,7 @@ pub(crate) struct QuotaArgs {
 #[group(required = true, multiple = true)]
 pub(crate) struct QuotaParts {
     /// Guaranteed GPUs, in steps of 0.001: lent while unused, reclaimed when needed
-    #[arg(long, value_name = "F", value_parser = gpus)]
+    #[arg(long, alias = "gpus", value_name = "F", value_parser = gpus)]
     pub(crate) gpu: Option<Milli>,
     /// Upper limit of GPUs, or none
     #[arg(long, value_name = "F|none", value_parser = or_none(gpus))]
@@ -73,6 +77,16 @@ pub(crate) struct QuotaParts {
     /// Seconds that its tasks may run before they can be preempted
     #[arg(long, value_name = "SECONDS")]
     pub(crate) min_run: Option<u32>,
+    /// Pools whose GPUs its tasks may use, separated by commas, or none for every GPU
+    #[arg(long, value_name = "NAME,…|none", value_parser = or_none(pool_names))]
+    pub(crate) pools: Option<OrNone<Vec<String>>>,
+    /// --gpu and --limit are of the GPUs of this pool; the quota of all GPUs applies too
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with_all = ["weight", "priority", "cpu", "cpu_limit", "memory", "memory_limit", "min_run", "pools"]
+    )]
+    pub(crate) pool: Option<String>,
 }
 
 /// An amount, or that there is none.
@@ -101,7 +115,17 @@ pub(crate) fn gpus(text: &str) -> Result<Milli, String> {
     text.parse().map_err(|error: AmountError| error.to_string())
 }
 
-const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
+fn pool_names(text: &str) -> Result<Vec<String>, String> {
+    let mut names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    if names.iter().any(|name| name.is_empty() || name == "none") {
+        return Err(format!("\"{text}\" is no list of pools; write names separated by commas, or none"));
+    }
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+const PROJECT_COLUMNS: [Column<ProjectView>; 10] = [
     Column { head: "PROJECT", wide: false, cell: |p| p.name.clone() },
     Column { head: "QUOTA", wide: false, cell: |p| of_quota(p, p.deserved_milli) },
     Column { head: "FAIR SHARE", wide: false, cell: |p| of_quota(p, p.fair_share_milli) },
@@ -111,6 +135,7 @@ const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
     Column { head: "PAST USE", wide: false, cell: |p| p.usage_ppm.map_or_else(dash, percent) },
     Column { head: "RUNNING", wide: false, cell: |p| p.running.to_string() },
     Column { head: "WAITING", wide: false, cell: |p| p.waiting.to_string() },
+    Column { head: "IN POOLS", wide: true, cell: in_pools },
 ];
 
 /// Projects by name, with their share of the GPUs.
@@ -123,12 +148,13 @@ pub(crate) fn projects(context: &Context, from: &ClusterArg) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-const QUOTA_COLUMNS: [Column<QuotaView>; 7] = [
+const QUOTA_COLUMNS: [Column<QuotaView>; 8] = [
     Column { head: "PROJECT", wide: false, cell: |q| q.project.clone() },
     Column { head: "GPU", wide: false, cell: |q| amount(Resource::Gpu, q.quota.gpu.deserved) },
     Column { head: "LIMIT", wide: false, cell: |q| amount(Resource::Gpu, q.quota.gpu.limit) },
     Column { head: "WEIGHT", wide: false, cell: |q| q.quota.gpu.weight.to_string() },
     Column { head: "PRIORITY", wide: false, cell: |q| q.quota.priority.to_string() },
+    Column { head: "POOLS", wide: false, cell: pools_of_quota },
     Column { head: "MIN RUN", wide: true, cell: |q| format!("{} s", q.quota.min_run_ms / 1000) },
     Column { head: "ALL", wide: true, cell: |q| q.quota.to_string() },
 ];
@@ -150,14 +176,25 @@ pub(crate) fn quota(context: &Context, command: QuotaCommand) -> CommandResult {
                 Err(error) if error.kind() == ErrorKind::NotFound => ProjectQuota::default(),
                 Err(error) => return Err(error),
             };
-            apply(&parts, &mut quota);
+            apply(&parts, &mut quota).map_err(|error| CliError::new(ErrorKind::Usage, error))?;
             quota
                 .check()
                 .map_err(|error| CliError::wrap(ErrorKind::Usage, format!("project {project}"), error))?;
-            server.call(&SetQuota { project: project.clone(), quota: Some(quota) })?;
+            server.call(&SetQuota { project: project.clone(), quota: Some(quota.clone()) })?;
             context.printer.say(&format!("{project}: {quota}"));
         }
-        QuotaCommand::Unset { project } => {
+        QuotaCommand::Unset { project, pool: Some(pool) } => {
+            let mut quota =
+                quotas(&server, Some(&project))?.pop().map(|found| found.quota).unwrap_or_default();
+            if quota.by_pool.remove(&pool).is_none() {
+                let what = format!("project {project} has no quota of pool {pool}");
+                return Err(CliError::new(ErrorKind::NotFound, what)
+                    .with_hint(format!("what it has: cantle quota show {project}")));
+            }
+            server.call(&SetQuota { project: project.clone(), quota: Some(quota) })?;
+            context.printer.say(&format!("{project}: no quota of pool {pool} any more"));
+        }
+        QuotaCommand::Unset { project, pool: None } => {
             quotas(&server, Some(&project))?;
             server.call(&SetQuota { project: project.clone(), quota: None })?;
             context.printer.say(&format!("{project}: no quota of its own any more"));
@@ -171,7 +208,21 @@ fn quotas(server: &Connection, project: Option<&str>) -> Result<Vec<QuotaView>, 
     server.about_project(project.unwrap_or_default(), &request).map(|answer| answer.quotas)
 }
 
-fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) {
+fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) -> Result<(), String> {
+    if let Some(pool) = &parts.pool {
+        if parts.gpu.is_none() && parts.limit.is_none() {
+            return Err(format!("--pool {pool} says nothing alone; add --gpu, --limit or both"));
+        }
+        let of_pool = quota.by_pool.entry(pool.clone()).or_default();
+        of_pool.deserved = parts.gpu.map_or(of_pool.deserved, |gpu| gpu.0.into());
+        if let Some(limit) = parts.limit {
+            of_pool.limit = Option::from(limit).map(|milli: Milli| milli.0.into());
+        }
+        return Ok(());
+    }
+    if let Some(pools) = &parts.pools {
+        quota.pools = Option::from(pools.clone()).unwrap_or_default();
+    }
     if let Some(gpu) = parts.gpu {
         quota.gpu.deserved = Some(gpu.0.into());
     }
@@ -201,6 +252,30 @@ fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) {
             *place = Option::from(given).map(|bytes: Bytes| bytes.0);
         }
     }
+    Ok(())
+}
+
+/// `a 2 (limit 3); only a,b`.
+fn pools_of_quota(view: &QuotaView) -> String {
+    let of_pool = |(pool, quota): (&String, &PoolQuota)| match quota.limit {
+        Some(limit) => format!("{pool} {} (limit {})", number(quota.deserved), number(limit)),
+        None => format!("{pool} {}", number(quota.deserved)),
+    };
+    let mut parts: Vec<String> = view.quota.by_pool.iter().map(of_pool).collect();
+    if !view.quota.pools.is_empty() {
+        parts.push(format!("only {}", view.quota.pools.join(",")));
+    }
+    if parts.is_empty() { dash() } else { parts.join("; ") }
+}
+
+/// `a 1 of 2 (limit 3)`.
+fn in_pools(project: &ProjectView) -> String {
+    let part = |(pool, share): (&String, &PoolShare)| {
+        let limit = share.quota.limit.map(|limit| format!(" (limit {})", number(limit))).unwrap_or_default();
+        format!("{pool} {} of {}{limit}", number(share.allocated_milli), number(share.quota.deserved))
+    };
+    let parts: Vec<String> = project.by_pool.iter().map(part).collect();
+    if parts.is_empty() { dash() } else { parts.join("; ") }
 }
 
 fn amount(resource: Resource, amount: Option<u64>) -> String {

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cantle_clearml::TaskRequest;
 use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_decide::{BrokenPlan, Offer, SnapshotBuilder, decide, describe_waiting, policy_under};
-use cantle_model::{Amounts, Isolation, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{Amounts, Isolation, LeaseId, QueueSpec, QueueWant, Slice, TaskId, projects_above};
 
-use cantle_sched::{Eviction, Held, Policy, Queue, Running, Start, Wait, Waiting};
+use cantle_sched::{Eviction, Held, Policy, PoolMilli, Queue, Reason, Running, Start, Wait, Waiting};
 
 use super::pod_request::{AdmittedSlices, PodRequest};
 use crate::cluster::{ClusterView, PodSlices, ViewGpu, ViewNode};
@@ -81,6 +81,8 @@ pub struct ClusterQuestion<'a> {
 /// If a decision breaks a rule; nothing of it is carried out.
 pub fn plan(asked: &ClusterQuestion<'_>, now_ms: i64) -> Result<ClusterDecision, BrokenPlan> {
     let ClusterQuestion { view, fleet, own, candidates } = asked;
+    let (candidates, held) = without_pools(candidates, fleet);
+    let candidates = &candidates;
     let (running, waiting_pods) = running(view, own);
     let world = nodes(view, own, candidates).running(running);
     let (placed, unplaced) = placed(view, &world, &waiting_pods)?;
@@ -102,10 +104,35 @@ pub fn plan(asked: &ClusterQuestion<'_>, now_ms: i64) -> Result<ClusterDecision,
     let room = |start: &Start| AdmittedSlices { slices: start.slices.clone(), project: project(start) };
     Ok(ClusterDecision {
         starts: decided.starts.iter().map(|start| (start.task.0.clone(), room(start))).collect(),
-        waits: decided.waits,
+        waits: decided.waits.into_iter().chain(held).collect(),
         evictions: decided.evictions,
         stuck: unplaced.iter().filter(|own| own.is_unschedulable).map(|own| own.uid.clone()).collect(),
     })
+}
+
+/// The tasks whose projects' quotas name no pools, and why the others wait: the cluster's scheduler chooses the GPU, and it
+/// knows no pools.
+fn without_pools(candidates: &[TaskCandidate], fleet: &Fleet) -> (Vec<TaskCandidate>, Vec<Wait>) {
+    let names_pools = |project: &str| {
+        let mut own = fleet.projects.iter().filter(|view| view.project == project);
+        own.any(|view| view.quota.named_pools().next().is_some())
+    };
+    let (mut placed, mut held) = (Vec::new(), Vec::new());
+    for candidate in candidates {
+        let PodRequest { gpu, quota_milli, .. } = &candidate.request;
+        let takes_gpus = gpu.is_some() || quota_milli.is_some_and(|milli| milli > 0);
+        let own = candidate.waiting.project.as_deref().filter(|_| takes_gpus);
+        let mut path = own.into_iter().flat_map(|own| std::iter::once(own).chain(projects_above(own)));
+        match path.find(|project| names_pools(project)) {
+            None => placed.push(candidate.clone()),
+            Some(project) => held.push(Wait {
+                task: TaskId(candidate.waiting.task.clone()),
+                queue: candidate.queue.clone(),
+                reason: Reason::PoolsUnknown { project: project.to_owned() },
+            }),
+        }
+    }
+    (placed, held)
 }
 
 /// The pods that hold GPUs, ours and others; and those of ours that have no node yet.
@@ -185,6 +212,7 @@ fn counted(own: &OwnPod, fleet: &Fleet) -> Held {
     Held {
         project: held.map_or_else(|| own.admitted.project.clone(), |held| held.project.clone()),
         amounts: Amounts([own.request.quota_milli.unwrap_or(milli), cpu_milli, memory_bytes]),
+        pool_milli: PoolMilli::new(),
         preemptible: held.is_some_and(|held| held.preemptible),
         stopping: own.is_ending,
     }

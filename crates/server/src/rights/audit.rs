@@ -18,8 +18,8 @@ const LOGIN_REPEAT_US: i64 = 3600 * 1_000_000;
 /// How many different refusals, or logins, are remembered for that.
 const REMEMBERED: usize = 4096;
 /// The path in a request to the object that it is about.
-const SUBJECTS: [&str; 10] =
-    ["task", "queue", "project", "model", "user", "who", "access_key", "session", "ids", "name"];
+const SUBJECTS: [&str; 11] =
+    ["task", "queue", "project", "pool", "model", "user", "who", "access_key", "session", "ids", "name"];
 
 /// A record of the outcome `done`.
 pub(crate) fn record(call: &Call, action: &str, before: Value, after: &Value) -> AuditRow {
@@ -99,6 +99,11 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
         let rows = call.store.projects().await.unwrap_or_default();
         let found = rows.into_iter().find(|row| row.id == wanted || row.name == wanted);
         return found.map_or(Value::Null, |row| json!({ "name": row.name, "quota": row.quota }));
+    }
+    if let Some(name) = named("pool") {
+        let pools = call.store.pools().await.unwrap_or_default();
+        let found = pools.into_iter().find(|pool| pool.name == name);
+        return found.map_or(Value::Null, |pool| json!({ "nodes": pool.nodes, "models": pool.models }));
     }
     if let Some(id) = named("queue") {
         let found = call.store.queue(id).await.ok();

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{NodeReason, TaskExplanation};
-use cantle_model::{Resource, TaskStatus};
+use cantle_decide::pool_rules;
+use cantle_model::{Pool, PoolRule, QueueWant, Resource, TaskStatus, pools_of};
 use cantle_store::{FenceRow, HeldBack, LOST, QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
+use super::quotas::ProjectQuotas;
+use super::shares;
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
@@ -26,6 +29,8 @@ pub(super) struct Board {
     fences: BTreeMap<String, FenceRow>,
     /// Queues that give tasks of lost nodes to others.
     requeues: BTreeMap<String, i64>,
+    /// Pools, if there are any, and the quotas that may name them.
+    pools: Option<(Vec<Pool>, ProjectQuotas)>,
 }
 
 impl Board {
@@ -36,7 +41,24 @@ impl Board {
         let limited = call.people.register().limits_gpus();
         let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
         let held_back = held_back.into_iter().map(|waits| (waits.task.clone(), waits)).collect();
-        Ok(Self { queues, nodes: nodes::all(call).await?, workers, held_back, fences, requeues })
+        let pools = call.store.pools().await?;
+        let pools = if pools.is_empty() { None } else { Some((pools, ProjectQuotas::read(call).await?)) };
+        Ok(Self { queues, nodes: nodes::all(call).await?, workers, held_back, fences, requeues, pools })
+    }
+
+    /// The restrictions to pools of a task that needs a GPU.
+    fn pool_rules(&self, task: &TaskRow, queue: &str) -> Vec<PoolRule> {
+        let Some((_, quotas)) = &self.pools else { return Vec::new() };
+        if shares::spec(&self.nodes, queue).want == QueueWant::None {
+            return Vec::new();
+        }
+        pool_rules(&quotas.views(), quotas.counted_to(task.index.project.as_ref()).as_deref())
+    }
+
+    fn has_gpu_for(&self, node: &Node, rules: &[PoolRule]) -> bool {
+        let pools = self.pools.as_ref().map_or(&[][..], |(pools, _)| pools);
+        let of = |model: &str| pools_of(pools, &node.report.node, model);
+        node.report.gpus.iter().any(|gpu| rules.iter().all(|rule| rule.allows(&of(&gpu.model))))
     }
 
     pub(super) fn queue_name(&self, id: &str) -> Option<&str> {
@@ -109,7 +131,15 @@ impl Board {
             return format!("{user} holds {held} and may hold {most} at once; cantle users set changes that");
         }
         let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
-        let alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
+        let mut alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
+        let rules = self.pool_rules(task, &queue.name);
+        if !rules.is_empty() && !alive.is_empty() {
+            alive.retain(|node| self.has_gpu_for(node, &rules));
+            if alive.is_empty() {
+                let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
+                return format!("{}; no agent of queue {} has a GPU of these", rules.join(", "), queue.name);
+            }
+        }
         if let Some(waiting) = alive.iter().find_map(|node| node.waiting(&task.index.id)) {
             return waiting.reason.clone();
         }

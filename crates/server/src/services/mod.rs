@@ -16,6 +16,7 @@ mod models;
 mod nodes;
 mod params;
 mod people;
+mod pools;
 mod projects;
 mod queues;
 mod quotas;
@@ -50,6 +51,7 @@ pub(crate) fn routes() -> Routes {
     keys::add(&mut routes);
     params::add(&mut routes);
     people::add(&mut routes);
+    pools::add(&mut routes);
     projects::add(&mut routes);
     queues::add(&mut routes);
     leases::add(&mut routes);

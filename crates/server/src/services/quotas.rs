@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 
+use cantle_clearml::pools::{PoolShare, PoolShares};
 use cantle_clearml::queues::HEAD_LIMIT;
 use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldElsewhere, HeldTask, ProjectView,
@@ -11,7 +12,7 @@ use cantle_clearml::quotas::{
 use cantle_clearml::tasks::HyperParams;
 use cantle_clearml::{Empty, StopRequest, TaskRequest, subcode};
 use cantle_metrics::Fallback;
-use cantle_model::{Amounts, Cause, ProjectQuota, projects_above};
+use cantle_model::{Amounts, Cause, PoolQuota, ProjectQuota, projects_above};
 use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
 use serde::Deserialize as _;
 use serde_json::Map;
@@ -61,6 +62,20 @@ impl ProjectQuotas {
         self.projects.iter().filter_map(|row| Some((row.name.as_str(), row.quota.as_ref()?)))
     }
 
+    /// The same, as agents get them.
+    pub(super) fn views(&self) -> Vec<QuotaView> {
+        let view = |(project, quota): (&str, &ProjectQuota)| QuotaView {
+            project: project.to_owned(),
+            quota: quota.clone(),
+        };
+        self.own().map(view).collect()
+    }
+
+    /// Does any project have a quota of a pool?
+    fn any_by_pool(&self) -> bool {
+        self.own().any(|(_, quota)| !quota.by_pool.is_empty())
+    }
+
     /// The nearest project above `name` with a quota.
     pub(super) fn parent(&self, name: &str) -> Option<String> {
         let has_quota = |above: &&str| self.own().any(|(name, _)| name == *above);
@@ -106,7 +121,7 @@ async fn get_quotas(call: Call, request: GetQuotas) -> Result<Quotas, ApiError> 
         return Err(ApiError::new(400, subcode::INVALID_PROJECT_ID, message));
     }
     let asked = |row: &&ProjectRow| request.project.as_ref().is_none_or(|p| row.id == *p || row.name == *p);
-    let view = |row: &ProjectRow| Some(QuotaView { project: row.name.clone(), quota: row.quota? });
+    let view = |row: &ProjectRow| Some(QuotaView { project: row.name.clone(), quota: row.quota.clone()? });
     Ok(Quotas { quotas: quotas.projects.iter().filter(asked).filter_map(view).collect() })
 }
 
@@ -119,6 +134,7 @@ async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
         quota
             .check()
             .map_err(|error| ApiError::invalid(format!("project {project}: {error}")).caused_by(error))?;
+        call.store.check_pools(quota).await?;
         make_project(&call, &project).await?;
     }
     call.store.set_quota(&project, quota.as_ref(), &call.who.label(), call.now_us).await?;
@@ -174,6 +190,37 @@ fn sums<'a>(quotas: &'a ProjectQuotas, held: &[TaskRow], waiting: &[TaskRow]) ->
     sums
 }
 
+/// By name of a project, its holdings in pools and of those below it.
+type InPools = BTreeMap<String, BTreeMap<String, u64>>;
+
+async fn in_pools(call: &Call, quotas: &ProjectQuotas, held: &[TaskRow]) -> Result<InPools, ApiError> {
+    let mut sums = InPools::new();
+    if !quotas.any_by_pool() {
+        return Ok(sums);
+    }
+    let names: BTreeMap<&str, &str> =
+        quotas.projects.iter().map(|row| (row.id.as_str(), row.name.as_str())).collect();
+    let of_tasks = call.store.held_in_pools(held).await?;
+    for task in held {
+        let name = task.index.project.as_deref().and_then(|id| names.get(id).copied());
+        for name in name.into_iter().flat_map(|name| std::iter::once(name).chain(projects_above(name))) {
+            let sums = sums.entry(name.to_owned()).or_default();
+            for (pool, milli) in of_tasks.get(&task.index.id).into_iter().flatten() {
+                *sums.entry(pool.clone()).or_default() += milli;
+            }
+        }
+    }
+    Ok(sums)
+}
+
+fn pool_shares(row: &ProjectRow, held: &InPools) -> PoolShares {
+    let held = |pool: &String| held.get(&row.name).and_then(|sums| sums.get(pool)).copied().unwrap_or(0);
+    let share = |(pool, quota): (&String, &PoolQuota)| {
+        (pool.clone(), PoolShare { quota: *quota, allocated_milli: held(pool) })
+    };
+    row.quota.iter().flat_map(|quota| &quota.by_pool).map(share).collect()
+}
+
 async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews, ApiError> {
     let quotas = ProjectQuotas::read(&call).await?;
     let queues: Vec<String> = call.store.queues().await?.into_iter().map(|queue| queue.id).collect();
@@ -185,6 +232,7 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
         .map(|share| (share.project.clone(), share))
         .collect();
     let sums = sums(&quotas, &held, &waiting);
+    let in_pools = in_pools(&call, &quotas, &held).await?;
     let view = |row: &ProjectRow| {
         let share = found.get(&row.name);
         let Sums { allocated_milli, running, waiting } =
@@ -192,13 +240,14 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
         let deserved_milli = share.map_or(0, |share| share.deserved_milli);
         ProjectView {
             name: row.name.clone(),
-            quota: row.quota,
+            quota: row.quota.clone(),
             deserved_milli,
             fair_share_milli: share.map_or(0, |share| share.fair_milli),
             allocated_milli,
             over_quota_milli: share.map_or(0, |_| allocated_milli.saturating_sub(deserved_milli)),
             limit_milli: share.and_then(|share| share.limit_milli),
             usage_ppm: past.ppm(&quotas.projects, &row.name),
+            by_pool: pool_shares(row, &in_pools),
             running,
             waiting,
         }
@@ -209,9 +258,7 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
 
 async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     let quotas = ProjectQuotas::read(&call).await?;
-    let view =
-        |(project, quota): (&str, &ProjectQuota)| QuotaView { project: project.to_owned(), quota: *quota };
-    let projects: Vec<QuotaView> = quotas.own().map(view).collect();
+    let projects = quotas.views();
     let limited = call.people.register().limits_gpus();
     let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
     let held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
@@ -220,7 +267,10 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     }
     // Before the tasks: an eviction in between makes decisions from this answer out of date, as it should.
     let evictions = call.store.last_eviction().await?;
-    let fleet = call.store.fleet(&request.node, &request.queues).await?;
+    let fleet = call.store.fleet(&request.node, &request.queues, quotas.any_by_pool()).await?;
+    let named: BTreeSet<&str> = quotas.own().flat_map(|(_, quota)| quota.named_pools()).collect();
+    let pools = if named.is_empty() { Vec::new() } else { call.store.pools().await? };
+    let pools = pools.into_iter().filter(|pool| named.contains(pool.name.as_str())).collect();
     let others = nodes::all(&call).await?;
     let others: BTreeMap<&str, u64> = others
         .iter()
@@ -257,6 +307,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &quotas)).collect(),
         waiting,
         evictions,
+        pools,
         held_back,
     })
 }
@@ -280,6 +331,7 @@ fn held_elsewhere(sum: &HeldSum, quotas: &ProjectQuotas) -> HeldElsewhere {
     HeldElsewhere {
         project: quotas.counted_to(sum.project.as_ref()),
         gpu_milli,
+        pool_milli: sum.pool_milli.clone(),
         cpu_milli,
         memory_bytes,
         preemptible: sum.preemptible,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cantle_clearml::cantle::GpuView;
 use cantle_decide::{Offer, SnapshotBuilder};
 use cantle_model::{Gpu, GpuMode, GpuUuid, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{Held, Host, Queue, Snapshot, Waiting};
+use cantle_sched::{Held, Host, PoolMilli, Queue, Snapshot, Waiting};
 use cantle_store::TaskRow;
 
 use super::nodes;
@@ -44,7 +44,7 @@ pub(super) async fn snapshot(
 }
 
 /// The slice of a queue's tasks, as reported by the first node that serves it.
-fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
+pub(super) fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
     let served = nodes.iter().flat_map(|node| &node.report.queues).find(|served| served.name == queue);
     let parsed = served.and_then(|served| QueueSpec::parse(&format!("{queue}={}", served.spec)).ok());
     parsed.unwrap_or_else(|| QueueSpec { name: queue.to_owned(), want: QueueWant::Task })
@@ -65,6 +65,7 @@ fn holds(task: &TaskRow, quotas: &ProjectQuotas) -> Held {
     Held {
         project: quotas.counted_to(task.index.project.as_ref()),
         amounts: task.amounts(),
+        pool_milli: PoolMilli::new(),
         preemptible: task.terms.preemptible,
         stopping: task.evicted.is_some(),
     }

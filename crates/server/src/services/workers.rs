@@ -7,6 +7,7 @@ use cantle_clearml::workers::{
     GetAll, GetRuntimeProperties, IdName, MachineStats, Property, Register, RuntimeProperties,
     SetRuntimeProperties, StatusReport, Unregister, Worker, Workers,
 };
+use cantle_model::glob;
 use cantle_store::{TaskFilter, WorkerReport, WorkerRow};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -164,49 +165,5 @@ fn worker(row: WorkerRow, tasks: &BTreeMap<String, String>, queues: &BTreeMap<St
         user: plain(USER),
         company: plain(COMPANY),
         machine_stats: row.machine_stats.and_then(|json| serde_json::from_str::<MachineStats>(&json).ok()),
-    }
-}
-
-/// Does a pattern with `*` and `?` match the whole text? Linear: after a mismatch only the last `*` can help.
-fn glob(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(&c) if c == '?' || c == text[t] => {
-                p += 1;
-                t += 1;
-            }
-            _ => {
-                let Some((star_p, star_t)) = star else {
-                    return false;
-                };
-                star = Some((star_p, star_t + 1));
-                p = star_p + 1;
-                t = star_t + 1;
-            }
-        }
-    }
-    pattern[p..].iter().all(|&c| c == '*')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::glob;
-
-    #[test]
-    fn patterns_of_worker_ids() {
-        assert!(glob("node1:gpu*", "node1:gpu2.25a"));
-        assert!(glob("node1:gpu*", "node1:gpu"));
-        assert!(!glob("node1:gpu*", "node1:dgpu0-2"));
-        assert!(glob("*", "") && glob("a*b*c", "axxbyyc") && glob("?b", "ab") && !glob("?b", "b"));
-        assert!(!glob("", "x") && glob("", ""));
-        let long = "a".repeat(20_000);
-        assert!(!glob("*a*a*a*b", &long), "and that quickly");
     }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use cantle_clearml::quotas::{HeldTask, QuotaView, Stopping};
 use cantle_decide::Offer;
 use cantle_mig::{Profile, Table};
-use cantle_model::{Cause, Fraction, Gpu, MigInstance, Milli, ProjectQuota, Quota};
+use cantle_model::{Cause, Fraction, Gpu, MigInstance, Milli, PoolQuota, ProjectQuota, Quota};
 
 use super::*;
 
@@ -280,4 +280,29 @@ fn a_queue_that_selects_nodes_gets_no_other_kind_of_gpu() {
     assert_eq!(small.starts[0].1.slices[0].gpu.0, "GPU-t4");
     let none = decided(&view, &fleet, &[], &[selects("huge")]);
     assert!(why(&none, "a0").contains("pool=huge"), "{}", why(&none, "a0"));
+}
+
+#[test]
+fn tasks_wait_if_a_quota_above_them_names_pools() {
+    let view = view(2, None);
+    let mut fleet = fleet(&[("a", 1000, None), ("a/b", 1000, None), ("c", 1000, None)], vec![]);
+    let candidates = [waits("a/b", "1", HALF), waits("c", "2", HALF), without_gpu("a", "3")];
+    let free = decided(&view, &fleet, &[], &candidates);
+    assert_eq!(BTreeSet::from_iter(starts(&free)), BTreeSet::from(["1", "2", "3"]), "nothing names a pool");
+    fleet.projects[0].quota.pools = vec!["fast".to_owned()];
+    for _ in 0..2 {
+        let held = decided(&view, &fleet, &[], &candidates);
+        assert_eq!(BTreeSet::from_iter(starts(&held)), BTreeSet::from(["2", "3"]));
+        assert_eq!(
+            why(&held, "1"),
+            "the quota of project a names pools, which queues on Kubernetes do not place by"
+        );
+        fleet.projects[0].quota.pools = Vec::new();
+        let part = PoolQuota { deserved: 0, limit: Some(1) };
+        fleet.projects[0].quota.by_pool = [("fast".to_owned(), part)].into();
+    }
+}
+
+fn without_gpu(project: &str, task: &str) -> TaskCandidate {
+    TaskCandidate { request: PodRequest::default(), ..waits(project, task, HALF) }
 }
