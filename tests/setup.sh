@@ -21,6 +21,11 @@ if [ -x .cache/nvidia-smi/550/nvidia-smi ]; then
     mkdir -p dist/lib/cantle/sim
     cp .cache/nvidia-smi/550/nvidia-smi dist/lib/cantle/sim/nvidia-smi
 fi
+# What is built with Go compiles Go's own library and much else alike: once for all of them. Nobody needs it afterwards.
+CANTLE_GO_CACHE=$(mktemp -d)
+export CANTLE_GO_CACHE
+trap 'exit 143' INT TERM
+trap 'rm -rf "$CANTLE_GO_CACHE"' EXIT
 [ $# != 0 ] || set -- style docker clearml k8s login ui frameworks packages files postgres
 for suite in "$@"; do
     case $suite in

@@ -24,7 +24,7 @@ command -v go >/dev/null || skip "there is no Go to build it"
 work=$(mktemp -d)
 trap 'exit 143' INT TERM
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-export CGO_ENABLED=0 GO111MODULE=on GOFLAGS=-mod=readonly GOWORK=off GOCACHE="$work/cache" GOMODCACHE="$work/modules"
+export CGO_ENABLED=0 GO111MODULE=on GOFLAGS=-mod=readonly GOWORK=off GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules"
 
 # source_of MODULE SUM PROGRAM...: puts the module's files into $work/NAME, as a module whose programs can be built.
 source_of() {

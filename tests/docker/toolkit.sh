@@ -31,7 +31,7 @@ trap 'exit 143' INT TERM
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 # It opens NVML when it runs: the names are not resolved when it is linked.
 export CGO_ENABLED=1 CGO_LDFLAGS="-Wl,--unresolved-symbols=ignore-in-object-files"
-export GO111MODULE=on GOFLAGS=-mod=readonly GOWORK=off GOCACHE="$work/cache" GOMODCACHE="$work/modules"
+export GO111MODULE=on GOFLAGS=-mod=readonly GOWORK=off GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules"
 echo "building NVIDIA's container toolkit $version once, into $cache: two minutes" >&2
 (cd "$work" && go mod download -json "$module@v$version") >"$work/download" || {
     cat "$work/download" >&2

@@ -8,7 +8,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/cantle/versitygw-$version
 if [ ! -x "$cache/versitygw" ] && command -v go >/dev/null; then
     work=$(mktemp -d)
     trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-    export CGO_ENABLED=0 GOFLAGS= GOCACHE="$work/cache" GOMODCACHE="$work/modules" GOBIN="$work/bin"
+    export CGO_ENABLED=0 GOFLAGS= GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules" GOBIN="$work/bin"
     echo "building the Versity S3 Gateway $version once, into $cache" >&2
     if nice go install -trimpath -ldflags '-s -w' "github.com/versity/versitygw/cmd/versitygw@$version" >"$work/log" 2>&1; then
         mkdir -p "$cache"

@@ -10,7 +10,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/cantle/vale-$version
 if [ ! -x "$cache/vale" ] && command -v go >/dev/null; then
     work=$(mktemp -d)
     trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-    export CGO_ENABLED=1 GOFLAGS= GOCACHE="$work/cache" GOMODCACHE="$work/modules" GOBIN="$work/bin"
+    export CGO_ENABLED=1 GOFLAGS= GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules" GOBIN="$work/bin"
     echo "building Vale $version once, into $cache" >&2
     if go install -trimpath -ldflags '-s -w' "github.com/errata-ai/vale/v3/cmd/vale@$version" >"$work/log" 2>&1; then
         mkdir -p "$cache"

@@ -66,7 +66,7 @@ fi
 # A build of its own: what it compiles is some gigabytes that nobody needs again.
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOCACHE="$work/cache" GOMODCACHE="$work/modules"
+export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules"
 mkdir -p "$work/clients"
 if has_cluster; then
     [ -x "$cache/nvidia-device-plugin" ] || plugin "$cache"
