@@ -86,7 +86,7 @@ pub enum StoreError {
         lease: String,
     },
     /// A report about a run that was given up, or has ended.
-    #[error("Run was given up: task={task}, run={run}, newest run={newest}")]
+    #[error("Run was given up or has ended: task={task}, run={run}, newest run={newest}")]
     StaleRun {
         /// The task.
         task: String,

@@ -196,7 +196,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NoTask`], [`StoreError::Status`]; [`StoreError::StaleRun`] if the change names a run that is not the
-    /// newest one.
+    /// newest one, or starts one that has ended.
     pub async fn set_status(
         &self,
         task: &str,
@@ -206,9 +206,16 @@ impl Store {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
         let from = old.index.status;
-        runs::fence(&mut write.tx, &old, change.run).await?;
+        match to {
+            InProgress => runs::fence_beginning(&mut write.tx, &old, change.run).await?,
+            _ => runs::fence(&mut write.tx, &old, change.run).await?,
+        }
         if !(change.force || may_follow(from, to)) {
             return Err(refusal(&old, to.as_str()));
+        }
+        // A client may say again that the task runs. A request to stop it stays until its agent handles it.
+        if from == to && old.stop_asked {
+            return Ok(from);
         }
         self.move_to(&mut write, &old, to, change, event_kind(to)).await?;
         write.commit().await?;
@@ -265,7 +272,10 @@ impl Store {
     pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, &claim.task).await?;
-        runs::fence(&mut write.tx, &old, claim.run).await?;
+        match claim.exit_code {
+            None => runs::fence_beginning(&mut write.tx, &old, claim.run).await?,
+            Some(_) => runs::fence(&mut write.tx, &old, claim.run).await?,
+        }
         let (node, lease) = (old.node.clone(), old.lease.clone());
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
         if let (Some(node), Some(lease)) = (node, &lease)

@@ -51,11 +51,22 @@ impl Store {
 
 /// Refuses a report about a run that was given up, or another than the newest one of the task.
 pub(crate) async fn fence(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
+    let over = "SELECT run FROM runs WHERE task = $1 AND run = $2 AND outcome IN ('queued', 'created')";
+    refuse(tx, task, run, over).await
+}
+
+/// As [`fence`], for a report that the run begins: one that has ended can't. Somebody stopped the task after its agent had
+/// taken it.
+pub(crate) async fn fence_beginning(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
+    let over = "SELECT run FROM runs WHERE task = $1 AND run = $2 AND outcome IS NOT NULL";
+    refuse(tx, task, run, over).await
+}
+
+/// Refuses a report about another run than the newest one, or one that is `over` by that query.
+async fn refuse(tx: &mut Tx, task: &TaskRow, run: Option<i64>, over: &'static str) -> Result<(), StoreError> {
     let Some(run) = run else { return Ok(()) };
-    let given_up = "SELECT run FROM runs WHERE task = $1 AND run = $2 AND outcome IN ('queued', 'created')";
-    let given_up: Option<i64> =
-        query_scalar(given_up).bind(&task.index.id).bind(run).fetch_optional(tx).await?;
-    if run == task.run && given_up.is_none() {
+    let over: Option<i64> = query_scalar(over).bind(&task.index.id).bind(run).fetch_optional(tx).await?;
+    if run == task.run && over.is_none() {
         return Ok(());
     }
     Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })

@@ -126,3 +126,38 @@ async fn a_run_that_was_given_up_cannot_put_itself_back() {
     store.enqueue("t", "q", &give_back(second, 9)).await.unwrap();
     assert_eq!(store.queue("q").await.unwrap().entries.len(), 1, "its own agent may");
 }
+
+/// Between the moment when an agent takes a task and the one when it starts it, somebody stops the task.
+#[tokio::test]
+async fn a_task_that_was_stopped_after_it_was_taken_does_not_start() {
+    for is_claimed in [false, true] {
+        let (store, _fresh) = open().await;
+        let run = store.take_next("q", None, 2).await.unwrap().unwrap().run;
+        if is_claimed {
+            store.claim(&claim("taken", Some(run)), 3).await.unwrap();
+        }
+        store.set_status("t", TaskStatus::Stopped, &at(4)).await.unwrap();
+        let refused = store.claim(&claim("taken", Some(run)), 5).await;
+        assert!(matches!(refused, Err(StoreError::StaleRun { .. })), "{refused:?}");
+        let starts = Change { force: true, run: Some(run), ..at(6) };
+        let refused = store.set_status("t", TaskStatus::InProgress, &starts).await;
+        assert!(matches!(refused, Err(StoreError::StaleRun { .. })), "{refused:?}");
+        assert_eq!(store.task("t").await.unwrap().index.status, TaskStatus::Stopped);
+        let outcomes: Vec<_> = store.runs("t").await.unwrap().iter().map(|run| run.outcome).collect();
+        assert_eq!(outcomes, [Some(TaskStatus::Stopped)], "claimed before: {is_claimed}");
+    }
+}
+
+/// An agent repeats its report when the answer is lost.
+#[tokio::test]
+async fn a_second_report_that_a_task_runs_keeps_the_request_to_stop_it() {
+    let (store, _fresh) = open().await;
+    let run = store.take_next("q", None, 2).await.unwrap().unwrap().run;
+    store.claim(&claim("taken", Some(run)), 3).await.unwrap();
+    let starts = |now| Change { force: true, run: Some(run), message: "pulled by agent".into(), ..at(now) };
+    store.set_status("t", TaskStatus::InProgress, &starts(4)).await.unwrap();
+    store.ask_to_stop("t", &Change { message: "stopping".into(), ..at(5) }).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &starts(6)).await.unwrap();
+    let row = store.task("t").await.unwrap();
+    assert_eq!((row.status_message.as_str(), row.stop_asked), ("stopping", true));
+}

@@ -6,12 +6,11 @@ use cantle_model::{LeaseId, TaskStatus};
 use cantle_node::{Command, NodeError};
 use tracing::{Instrument as _, info_span};
 
-use super::put_back::put_back;
+use super::put_back::{finish_put_back, put_back};
 use super::{Claims, Handover};
 use crate::container::written_back;
 use crate::entry::Entry;
 use crate::environment::Environment;
-use cantle_clearml::StatusReason;
 
 /// The server's answer to the start of a task.
 enum Answer {
@@ -39,6 +38,7 @@ impl Claims {
                 }
                 Answer::OverQuota(why) => put_back(env, found, &why).await,
                 Answer::Refused => {
+                    finish_put_back(env, &found.get().entry).await?;
                     found.remove().release(env);
                     Ok(None)
                 }
@@ -59,12 +59,11 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
     if unless_refused(entry, reported)?.is_none() {
         return Ok(Answer::Refused);
     }
-    // As late as possible: the server lets a stopped task be started, so a request to stop it would be lost.
+    // As late as possible: ClearML's own server lets a stopped task be started, so a request to stop it would be lost.
     let found = env.server.call(&tasks::GetById { task: task.clone() }).await;
     let Some(found) = unless_refused(entry, found)? else { return Ok(Answer::Refused) };
     let found = found.task;
-    let is_ended = found.status.is_some_and(TaskStatus::is_final);
-    if is_ended && !StatusReason::parse(&found.status_reason).is_put_back() {
+    if found.status.is_some_and(TaskStatus::is_final) {
         tracing::info!(%task, "not started: it was stopped meanwhile");
         return Ok(Answer::Refused);
     }

@@ -106,15 +106,22 @@ pub(super) async fn put_back(
         Some((TaskStatus::InProgress, _)) if !is_elsewhere(env, &entry.job).await? => {
             requeue(env, queue, task, &why).await?;
         }
-        // A former agent died between the two steps of it.
-        Some((TaskStatus::Stopped, reason)) if StatusReason::parse(&reason).is_put_back() => {
-            enqueue_in_front(env, queue, task, &why).await?;
-        }
-        _ => {}
+        _ => finish_put_back(env, entry).await?,
     }
     env.note("requeue", Some(task), None, why);
     found.remove().release(env);
     Ok(None)
+}
+
+/// Queues a task that a former agent has stopped to put it back; that agent died between the two steps.
+pub(super) async fn finish_put_back(env: &Environment, entry: &Entry) -> Result<(), WireError> {
+    let (queue, task) = (&entry.job.queue.0, &entry.job.task.0);
+    match status(env, task).await? {
+        Some((TaskStatus::Stopped, reason)) if StatusReason::parse(&reason).is_put_back() => {
+            enqueue_in_front(env, queue, task, &reason).await
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` can't
