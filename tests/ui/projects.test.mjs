@@ -83,7 +83,7 @@ test("what is typed while the server answers is not lost", async () => {
   await priority.fill("7");
   answer();
   // The page says what it did once the form is done with it.
-  await page.getByText("cantle quota set vision --weight 5").first().waitFor();
+  await page.getByText("--gpu 1 --limit 2 --weight 5").first().waitFor();
   assert.equal(await priority.inputValue(), "7");
   assert.equal(cantle.json("quota", "show", "vision")[0].priority, -1, "it was not saved");
   await page.unroute("**/cantle.set_quota");
