@@ -217,3 +217,19 @@ def test_the_status_names_servers_and_leader_and_the_check_finds_what_is_broken(
     broken = cantle(home, "db", "check", url)
     assert broken.returncode == 1 and "wait in a queue, and are not queued" in broken.stdout
     assert "records do not fit together" in broken.stderr
+
+
+INDEX = "SELECT count(*) FROM pg_indexes WHERE indexname = 'tasks_by_text'"
+
+
+@pytest.mark.parametrize("may_make_extensions", [True, False])
+def test_names_are_indexed_by_their_trigrams_where_the_user_may_add_the_extension(start, may_make_extensions):
+    """A user who owns the database may, as the guide makes one; a user with a schema alone has no index, and a server all the same."""
+    name = f"s{os.getpid()}_{next(numbers)}"
+    psql(f"CREATE ROLE {name} LOGIN PASSWORD 'own'")
+    psql(f"CREATE DATABASE {name}" + (f" OWNER {name}" if may_make_extensions else ""))
+    psql(f"CREATE SCHEMA own AUTHORIZATION {name}", name)
+    at = PG.rpartition("@")[2]
+    server = start(f"postgres://{name}:own@{at}/{name}?options=-c%20search_path%3Down")
+    server.until(200)
+    assert psql(INDEX, name) == str(int(may_make_extensions))

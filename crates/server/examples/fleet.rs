@@ -171,11 +171,15 @@ async fn in_batches(client: &Arc<Client>, queue: &Value, cycles: usize) -> Resul
         let (client, queue, part) = (Arc::clone(client), queue.clone(), part.to_vec());
         callers.spawn(async move {
             client.call_value("tasks.enqueue_many", &json!({"ids": part, "queue": queue})).await?;
-            let taken =
-                client.call_value("cantle.take_tasks", &json!({"queue": queue, "count": BATCH})).await?;
-            client
-                .call_value("cantle.complete_tasks", &json!({"runs": taken["entries"], "force": true}))
-                .await?;
+            // As many as it queued, of anybody's. While others take tasks, one call may get fewer than there are.
+            let mut left = part.len();
+            while left > 0 {
+                let take = json!({"queue": queue, "count": left});
+                let taken = client.call_value("cantle.take_tasks", &take).await?;
+                let runs = &taken["entries"];
+                left -= runs.as_array().ok_or("no entries")?.len();
+                client.call_value("cantle.complete_tasks", &json!({"runs": runs, "force": true})).await?;
+            }
             Ok::<_, Fail>(())
         });
         if callers.len() >= CALLERS / 4 {

@@ -5,6 +5,7 @@ use cantle_server::{Server, ServerConfig};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_writer(std::io::stderr).init();
     let mut args = std::env::args().skip(1);
     let state_dir = args.next().ok_or("usage: serve STATE_DIR [LISTEN] [DATABASE]")?.into();
     let listen = args.next().unwrap_or_else(|| "127.0.0.1:0".to_owned());

@@ -15,7 +15,7 @@ use sqlx::{ConnectOptions as _, PgPool};
 use tokio::sync::{Notify, watch};
 
 use crate::Store;
-use crate::db::Pool;
+use crate::db::Writers;
 
 /// One message to the other servers for all that came within this time, after it is there to be taken: PostgreSQL ends transactions
 /// that notify one after the other, in all of its databases.
@@ -90,7 +90,7 @@ impl Store {
 
     /// Carries rings between the servers of one database, without end.
     pub async fn carry_rings(&self) {
-        let Pool::Postgres(pool) = &self.state else { return std::future::pending().await };
+        let Writers::Postgres(pool) = &self.writers else { return std::future::pending().await };
         tokio::join!(self.tell(pool), self.listen(pool));
     }
 

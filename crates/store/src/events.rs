@@ -35,7 +35,7 @@ impl Store {
         .bind(event.message)
         .bind(event.who)
         .bind_on_sqlite(|| self.next_ids(event.time_us, 1), self.kind)
-        .execute(tx)
+        .later(tx)
         .await?;
         Ok(())
     }
@@ -55,8 +55,7 @@ impl Store {
                 row.push_bind(self.next_ids(now_us, 1));
             }
         });
-        sql.build().execute(tx).await?;
-        Ok(())
+        Ok(sql.build().later(tx).await?)
     }
 
     /// Events in order: those after `after`, or without it the newest ones.

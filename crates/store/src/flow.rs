@@ -55,7 +55,7 @@ impl Store {
 
     async fn enqueue_in(
         &self,
-        write: &mut Write<'_>,
+        write: &mut Write,
         task: &str,
         queue: &str,
         change: &Change,
@@ -224,7 +224,7 @@ impl Store {
 
     pub(crate) async fn move_to(
         &self,
-        write: &mut Write<'_>,
+        write: &mut Write,
         old: &TaskRow,
         to: TaskStatus,
         change: &Change,
@@ -258,7 +258,7 @@ impl Store {
         let asked = Change { stop_asked: true, ..change.clone() };
         set_message(&mut write.tx, task, &asked).await?;
         // The task that it was evicted for still gets the capacity, but this one is not queued again.
-        query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task).execute(&mut write.tx).await?;
+        query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task).later(&mut write.tx).await?;
         self.record(&mut write.tx, about(&old, "stop", change, "asked to stop".to_owned())).await?;
         write.commit().await
     }
@@ -312,7 +312,7 @@ impl Store {
         .bind(cpu_milli.cast_signed())
         .bind(memory_bytes.cast_signed())
         .bind(i64::from(claim.terms.preemptible))
-        .execute(&mut write.tx)
+        .later(&mut write.tx)
         .await?;
         runs::hold(&mut write.tx, &old, claim, now_us).await?;
         let (kind, message) = match (claim.exit_code, &claim.reason) {
@@ -385,8 +385,7 @@ pub(crate) async fn give_up(
 /// Runs a statement that [`status`] began, for this task.
 async fn of_task(mut sql: Sql, task: &str, tx: &mut Tx) -> Result<(), StoreError> {
     sql.push(" WHERE id = ").push_bind(task);
-    sql.build().execute(tx).await?;
-    Ok(())
+    Ok(sql.build().later(tx).await?)
 }
 
 pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Result<(), StoreError> {
@@ -398,7 +397,7 @@ pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Res
     .bind(&change.message)
     .bind(change.now_us)
     .bind(i64::from(change.stop_asked))
-    .execute(tx)
+    .later(tx)
     .await?;
     Ok(())
 }
@@ -456,8 +455,8 @@ async fn take_entry(
     }
 }
 
-pub(crate) async fn leave_queue(tx: &mut Tx, task: &str) -> Result<bool, StoreError> {
-    Ok(query("DELETE FROM queue_entries WHERE task = $1").bind(task).execute(tx).await? > 0)
+pub(crate) async fn leave_queue(tx: &mut Tx, task: &str) -> Result<(), StoreError> {
+    Ok(query("DELETE FROM queue_entries WHERE task = $1").bind(task).later(tx).await?)
 }
 
 pub(crate) async fn append(tx: &mut Tx, task: &str, queue: &str, now_us: i64) -> Result<(), StoreError> {
@@ -471,7 +470,7 @@ pub(crate) async fn append(tx: &mut Tx, task: &str, queue: &str, now_us: i64) ->
     .bind(task)
     .bind(queue)
     .bind(now_us)
-    .execute(tx)
+    .later(tx)
     .await?;
     Ok(())
 }

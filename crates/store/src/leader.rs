@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 
-use crate::db::{Alone, Pool};
+use crate::db::{Alone, Writers};
 use crate::{Kind, Store};
 
 /// Interval at which a server tries to lead, and a leader checks that it still leads.
@@ -19,7 +19,7 @@ const KEEPALIVE: &str =
 impl Store {
     /// Says whether this server leads, and each time that this changes; never ends. A server on SQLite is the only one.
     pub async fn lead(&self, tell: impl Fn(bool) + Send + Sync) {
-        let Pool::Postgres(pool) = &self.state else {
+        let Writers::Postgres(pool) = &self.writers else {
             tell(true);
             return std::future::pending().await;
         };
@@ -47,7 +47,7 @@ impl Store {
                 "SELECT CASE WHEN current_setting('transaction_read_only')::bool THEN 1 ELSE 0 END::bigint"
             }
         };
-        Ok(crate::query_scalar::<i64>(read_only).fetch_one(&self.state).await? == 0)
+        Ok(crate::query_scalar::<i64>(read_only).fetch_one(&self.readers).await? == 0)
     }
 }
 

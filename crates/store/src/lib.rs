@@ -52,9 +52,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use cantle_metrics::{Fallback, Fallbacks};
-use tokio::sync::{Mutex, MutexGuard};
 
-use db::{Kind, Pool, Tx, query, query_scalar};
+use db::{Kind, Outlives, Pool, Tx, Writers, query, query_scalar};
 
 pub use audit::{AuditFilter, AuditRow};
 pub use batch::NamedRun;
@@ -83,23 +82,19 @@ pub use values::{ParentTask, TaskValue};
 #[derive(Debug)]
 pub struct Store {
     kind: Kind,
-    state: Pool,
-    bulk: Pool,
+    writers: Writers,
     readers: Pool,
-    /// SQLite has one writer at a time. Waiting here is fair; waiting in SQLite is polling.
-    write_lock: Mutex<()>,
     /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
     bell: bell::Bell,
 }
 
-/// One write: a transaction and the write lock.
-struct Write<'a> {
+/// One write: a transaction.
+struct Write {
     tx: Tx,
-    _lock: Option<MutexGuard<'a, ()>>,
 }
 
-impl Write<'_> {
+impl Write {
     async fn commit(self) -> Result<(), StoreError> {
         Ok(self.tx.commit().await?)
     }
@@ -130,7 +125,7 @@ impl Store {
         }
     }
 
-    async fn with(kind: Kind, [state, bulk, readers]: [Pool; 3]) -> Result<Self, StoreError> {
+    async fn with(kind: Kind, (writers, readers): (Writers, Pool)) -> Result<Self, StoreError> {
         let last_id: i64 = match kind {
             Kind::Sqlite => {
                 let newest = "SELECT COALESCE(MAX(id), 0) FROM \
@@ -139,15 +134,14 @@ impl Store {
             }
             Kind::Postgres => 0,
         };
-        let (write_lock, last_id) = (Mutex::new(()), AtomicI64::new(last_id));
-        Ok(Self { kind, state, bulk, readers, write_lock, last_id, bell: bell::Bell::default() })
+        let (last_id, bell) = (AtomicI64::new(last_id), bell::Bell::default());
+        Ok(Self { kind, writers, readers, last_id, bell })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.
     pub async fn close(&self) {
-        for pool in [&self.readers, &self.bulk, &self.state] {
-            pool.close().await;
-        }
+        self.readers.close().await;
+        self.writers.close().await;
     }
 
     /// Writes something that is never read, to see whether anything can be written.
@@ -176,21 +170,13 @@ impl Store {
         self.kind.name()
     }
 
-    async fn write(&self) -> Result<Write<'_>, StoreError> {
-        self.begin(&self.state).await
+    async fn write(&self) -> Result<Write, StoreError> {
+        Ok(Write { tx: self.writers.begin(Outlives::Power).await? })
     }
 
     /// For records that may be lost with the machine's power, see [`Store::open`].
-    async fn write_bulk(&self) -> Result<Write<'_>, StoreError> {
-        self.begin(&self.bulk).await
-    }
-
-    async fn begin(&self, pool: &Pool) -> Result<Write<'_>, StoreError> {
-        let lock = match self.kind {
-            Kind::Sqlite => Some(self.write_lock.lock().await),
-            Kind::Postgres => None,
-        };
-        Ok(Write { tx: pool.begin_write().await?, _lock: lock })
+    async fn write_bulk(&self) -> Result<Write, StoreError> {
+        Ok(Write { tx: self.writers.begin(Outlives::Crash).await? })
     }
 
     /// Reserves `count` ids in a row and gives the first. They grow with time, so they also are positions.

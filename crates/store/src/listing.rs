@@ -517,7 +517,7 @@ impl Store {
         filter.conditions(self.kind, &mut sql, filter.driver());
         order(self.kind, &mut sql, &filter.order);
         filter.page(&mut sql);
-        Ok(sql.build().fetch_all(&self.readers).await?)
+        Ok(sql.build().planned_for_values().fetch_all(&self.readers).await?)
     }
 
     /// In the order of a measured value: its index is read from one end, then the tasks that were not measured.
@@ -530,7 +530,11 @@ impl Store {
         let measured = |columns: &str| {
             let mut sql = Sql::new("SELECT ");
             sql.push(columns)
-                .push(" FROM latest_scalars m CROSS JOIN tasks ON tasks.id = m.task WHERE m.metric = ");
+                .push(format_args!(
+                    " FROM latest_scalars m {} tasks ON tasks.id = m.task",
+                    self.kind.join_in_order()
+                ))
+                .push(" WHERE m.metric = ");
             sql.push_bind(metric.to_owned()).push(" AND m.variant = ").push_bind(variant.to_owned());
             filter.conditions(self.kind, &mut sql, Driver::Ids);
             sql

@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 18] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 19] = [
     (
         1,
         "first",
@@ -66,6 +66,12 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 18] = [
         Instead(include_str!("../migrations/postgres/0018_tags.sql")),
     ),
     (19, "pools", include_str!("../migrations/0019_pools.sql"), Same),
+    (
+        20,
+        "names",
+        include_str!("../migrations/0020_names.sql"),
+        Instead(include_str!("../migrations/postgres/0020_names.sql")),
+    ),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

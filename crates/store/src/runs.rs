@@ -82,7 +82,7 @@ pub(crate) async fn begin(tx: &mut Tx, task: &str, taken_us: Option<i64>) -> Res
          SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE id = $1",
     )
     .bind(task)
-    .execute(tx)
+    .later(tx)
     .await?;
     Ok(run)
 }
@@ -103,7 +103,7 @@ pub(crate) async fn start(tx: &mut Tx, task: &str, now_us: i64) -> Result<(), St
         .bind(task)
         .bind(run)
         .bind(now_us)
-        .execute(tx)
+        .later(tx)
         .await?;
     Ok(())
 }
@@ -130,7 +130,7 @@ pub(crate) async fn hold(
     .bind(claim.exit_code)
     .bind(&claim.reason)
     .bind(ends.then_some(now_us))
-    .execute(tx)
+    .later(tx)
     .await?;
     Ok(())
 }
@@ -145,8 +145,7 @@ pub(crate) async fn end(
 ) -> Result<(), StoreError> {
     let mut sql = ended(outcome, why, now_us);
     sql.push(" AND task = ").push_bind(task);
-    sql.build().execute(tx).await?;
-    Ok(())
+    Ok(sql.build().later(tx).await?)
 }
 
 /// Ends the runs that last, of the tasks that the rest of the statement names: it ends in a condition.

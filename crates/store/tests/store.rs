@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
-    Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError,
-    TagRule, TaskClaim, TaskEdit, TaskFilter, Terms, VictimTask, may_follow,
+    Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, OrderBy, ProjectRow, Scalar, Store,
+    StoreError, TagRule, TaskClaim, TaskEdit, TaskFilter, TaskKey, Terms, VictimTask, Which, may_follow,
 };
 use serde_json::Map;
 
@@ -491,6 +491,37 @@ async fn tags_and_texts_that_few_and_many_tasks_have() {
     assert_eq!(by_name("^run 24+$").await, ["t0244", "t0024"]);
     assert_eq!((by_name("run").await.len(), by_name("RUN").await.len()), (2099, 0));
     assert_eq!(by_name("(?i)RUN 77$").await, ["t0077"]);
+}
+
+/// The web page of ClearML sorts its table of experiments so. Tasks without a value come last, also behind the first page.
+#[tokio::test]
+async fn lists_in_the_order_of_a_measured_value() {
+    let f = open().await;
+    for (n, id) in ["a", "b", "c", "d", "e"].into_iter().enumerate() {
+        let new = NewTask { id: id.into(), name: id.into(), kind: "training".into(), ..NewTask::default() };
+        f.store.create_task(&new, i64::try_from(n).unwrap()).await.unwrap();
+    }
+    let measured = |task: &str, value| Scalar {
+        task: task.into(),
+        metric: "loss".into(),
+        variant: "train".into(),
+        iter: 1,
+        timestamp_ms: 1,
+        value,
+    };
+    f.store.add_scalars(&[measured("a", 0.5), measured("b", -1.0), measured("c", 2.0)]).await.unwrap();
+    let listed = async |which, down, limit, offset| {
+        let key = TaskKey::Metric("loss".into(), "train".into(), which);
+        let order = vec![OrderBy { key, down }];
+        let filter = TaskFilter { order, limit, offset, ..TaskFilter::default() };
+        f.store.task_ids(&filter).await.unwrap().concat()
+    };
+    for which in [Which::Last, Which::Least, Which::Greatest] {
+        assert_eq!(listed(which, false, None, 0).await[..3], *"bac");
+        assert_eq!(listed(which, true, None, 0).await[..3], *"cab");
+    }
+    assert_eq!(listed(Which::Last, true, Some(4), 0).await, "cabe");
+    assert_eq!(listed(Which::Last, true, Some(2), 3).await, "ed");
 }
 
 /// Before there was a column for it, only the message of a running task said that it was asked to stop.

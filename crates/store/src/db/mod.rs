@@ -6,11 +6,13 @@ pub(crate) mod postgres;
 mod query;
 pub(crate) mod sqlite;
 mod words;
+mod writer;
 
 use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use builder::Sql;
 pub(crate) use query::{Row, Value, query, query_as, query_scalar, without_nul};
+pub(crate) use writer::{Outlives, Writer};
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +28,37 @@ pub(crate) enum Pool {
     Postgres(PgPool),
 }
 
+/// What writes to one of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Writers {
+    Sqlite(Writer),
+    Postgres(PgPool),
+}
+
+impl Writers {
+    /// Begins a transaction that writes.
+    pub(crate) async fn begin(&self, outlives: Outlives) -> Result<Tx, sqlx::Error> {
+        Ok(match self {
+            Self::Sqlite(writer) => Tx::Writing(writer.begin(outlives).await),
+            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+        })
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Sqlite(writer) => writer.close().await,
+            Self::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
 /// A transaction on one of them.
 #[derive(Debug)]
 pub(crate) enum Tx {
+    /// One that reads.
     Sqlite(Transaction<'static, Sqlite>),
+    /// One that writes.
+    Writing(writer::Writing),
     Postgres(Transaction<'static, Postgres>),
 }
 
@@ -73,15 +102,6 @@ impl Pool {
         })
     }
 
-    /// Begins a transaction that writes.
-    pub(crate) async fn begin_write(&self) -> Result<Tx, sqlx::Error> {
-        Ok(match self {
-            // IMMEDIATE: a transaction that begins by reading must not fail at its first write because another one wrote first.
-            Self::Sqlite(pool) => Tx::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await?),
-            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
-        })
-    }
-
     pub(crate) async fn close(&self) {
         match self {
             Self::Sqlite(pool) => pool.close().await,
@@ -94,6 +114,7 @@ impl Tx {
     pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Sqlite(tx) => tx.commit().await,
+            Self::Writing(writing) => writing.commit().await,
             Self::Postgres(tx) => tx.commit().await,
         }
     }

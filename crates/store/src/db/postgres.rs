@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
-use super::{Kind, Pool};
+use super::{Kind, Pool, Writers};
 use crate::{StorageFault, StoreError, migrations};
 
 /// Connections that write, and as many that read.
@@ -91,8 +91,8 @@ fn session_name() -> String {
     format!("cantle {host}/{}", std::process::id())
 }
 
-/// Connections that write state, that write the rest, and that read.
-pub(crate) async fn open(options: PgConnectOptions) -> Result<[Pool; 3], StoreError> {
+/// Connections that write, and that read.
+pub(crate) async fn open(options: PgConnectOptions) -> Result<(Writers, Pool), StoreError> {
     let options = options.application_name(&session_name());
     let mut connection = connect(&options).await?;
     keeps_sessions(&mut connection, &options).await?;
@@ -108,8 +108,7 @@ pub(crate) async fn open(options: PgConnectOptions) -> Result<[Pool; 3], StoreEr
             })
             .connect_lazy_with(options.clone())
     };
-    let write = pool();
-    Ok([write.clone(), write, pool()].map(Pool::Postgres))
+    Ok((Writers::Postgres(pool()), Pool::Postgres(pool())))
 }
 
 /// By PostgreSQL's codes of errors.

@@ -95,6 +95,27 @@ tuples! {
     (A 0, B 1, C 2);
 }
 
+/// A text with `?` for each value, and the values, for SQLite.
+#[derive(Debug)]
+pub(crate) struct Statement {
+    pub(super) text: Cow<'static, str>,
+    pub(super) values: Vec<Value>,
+}
+
+impl Statement {
+    pub(super) fn sqlite<'q>(self) -> sqlx::query::Query<'q, Sqlite, SqliteArguments> {
+        let mut query = sqlx::query::<Sqlite>(safe(self.text));
+        for value in self.values {
+            query = match value {
+                Value::Int(value) => query.bind(value),
+                Value::Real(value) => query.bind(value),
+                Value::Text(value) => query.bind(value),
+            };
+        }
+        query
+    }
+}
+
 /// A statement, its values, and how its rows are read.
 #[derive(Debug)]
 pub(crate) struct Query<O> {
@@ -106,6 +127,8 @@ pub(crate) struct Query<O> {
     values: Vec<Value>,
     /// A value is `?` in the text, not `$n`.
     is_marked: bool,
+    /// PostgreSQL plans it for these values.
+    is_planned_for_values: bool,
     read: fn(Row) -> Result<O, sqlx::Error>,
 }
 
@@ -130,6 +153,10 @@ macro_rules! on {
         match $place {
             Place::Pool(Pool::Sqlite(pool)) => Found::Sqlite($query.sqlite().$run(pool).await?),
             Place::Tx(Tx::Sqlite(tx)) => Found::Sqlite($query.sqlite().$run(&mut **tx).await?),
+            Place::Tx(Tx::Writing(writing)) => {
+                let all = writing.with_waiting($query.statement());
+                Found::Sqlite(all.sqlite().$run(writing.connection()?).await?)
+            }
             Place::Pool(Pool::Postgres(pool)) => Found::Postgres($query.postgres()?.$run(pool).await?),
             Place::Tx(Tx::Postgres(tx)) => Found::Postgres($query.postgres()?.$run(&mut **tx).await?),
         }
@@ -143,7 +170,7 @@ enum Found<S, P> {
 
 impl<O> Query<O> {
     fn new(text: Cow<'static, str>, values: Vec<Value>, read: fn(Row) -> Result<O, sqlx::Error>) -> Self {
-        Self { text, postgres: None, lock: "", values, is_marked: false, read }
+        Self { text, postgres: None, lock: "", values, is_marked: false, is_planned_for_values: false, read }
     }
 
     /// From a text with `?` for each value.
@@ -165,6 +192,13 @@ impl<O> Query<O> {
     /// PostgreSQL gets this text instead.
     pub(crate) const fn on_postgres(mut self, text: &'static str) -> Self {
         self.postgres = Some(text);
+        self
+    }
+
+    /// PostgreSQL plans it for its values each time. After a few calls it would keep one plan for all values, and that reads
+    /// whole tables for a value that nothing has.
+    pub(crate) const fn planned_for_values(mut self) -> Self {
+        self.is_planned_for_values = true;
         self
     }
 
@@ -192,9 +226,22 @@ impl<O> Query<O> {
         self
     }
 
+    /// Runs it in a transaction whose next statement, or whose commit, reports its error.
+    pub(crate) async fn later(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
+        match tx {
+            Tx::Writing(writing) => writing.later(self.statement()),
+            Tx::Sqlite(_) | Tx::Postgres(_) => drop(self.execute(tx).await?),
+        }
+        Ok(())
+    }
+
     /// The number of rows that it wrote.
     pub(crate) async fn execute<'c>(self, on: impl Into<Place<'c>>) -> Result<u64, sqlx::Error> {
-        let place = on.into();
+        let mut place = on.into();
+        // Their rows would be counted, too.
+        if let Place::Tx(Tx::Writing(writing)) = &mut place {
+            writing.flush().await?;
+        }
         Ok(match on!(self, place, execute) {
             Found::Sqlite(done) => done.rows_affected(),
             Found::Postgres(done) => done.rows_affected(),
@@ -222,15 +269,14 @@ impl<O> Query<O> {
     }
 
     fn sqlite<'q>(self) -> sqlx::query::Query<'q, Sqlite, SqliteArguments> {
-        let mut query = sqlx::query::<Sqlite>(safe(self.text));
-        for value in self.values {
-            query = match value {
-                Value::Int(value) => query.bind(value),
-                Value::Real(value) => query.bind(value),
-                Value::Text(value) => query.bind(value),
-            };
+        self.statement().sqlite()
+    }
+
+    fn statement(self) -> Statement {
+        match self.is_marked {
+            true => Statement { text: self.text, values: self.values },
+            false => marked(&self.text, &self.values),
         }
-        query
     }
 
     fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
@@ -246,7 +292,7 @@ impl<O> Query<O> {
             }
             .map_err(sqlx::Error::Encode)?;
         }
-        Ok(sqlx::query_with(safe(text), arguments))
+        Ok(sqlx::query_with(safe(text), arguments).persistent(!self.is_planned_for_values))
     }
 }
 
@@ -256,6 +302,30 @@ fn safe(text: Cow<'static, str>) -> SqlStr {
         Cow::Borrowed(text) => text.into_sql_str(),
         Cow::Owned(text) => AssertSqlSafe(text).into_sql_str(),
     }
+}
+
+/// `?` for each `$n`: the place of a value depends on nothing before it.
+fn marked(text: &str, values: &[Value]) -> Statement {
+    let mut parts = text.split('$');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    let mut in_order = Vec::with_capacity(values.len());
+    for part in parts {
+        let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+        let value = part[..digits].parse().ok().and_then(|n: usize| values.get(n.checked_sub(1)?));
+        match value {
+            Some(value) => {
+                in_order.push(value.clone());
+                text.push('?');
+                text.push_str(&part[digits..]);
+            }
+            // A path in JSON.
+            None => {
+                text.push('$');
+                text.push_str(part);
+            }
+        }
+    }
+    Statement { text: Cow::Owned(text), values: in_order }
 }
 
 /// `$1`, `$2`… for each `?`.
@@ -274,4 +344,20 @@ fn numbered(text: &str) -> String {
 /// PostgreSQL's texts have no NUL; a program may print one.
 pub(crate) fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_go_where_their_numbers_are() {
+        let values = [Value::from("a"), Value::from(2)];
+        let all = marked("SELECT $2, json_extract(doc, '$.x') WHERE id = $1 OR n < $2", &values);
+        assert_eq!(all.text, "SELECT ?, json_extract(doc, '$.x') WHERE id = ? OR n < ?");
+        assert_eq!(
+            all.values.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>(),
+            ["Int(Some(2))", "Text(Some(\"a\"))", "Int(Some(2))"]
+        );
+    }
 }

@@ -19,6 +19,14 @@ impl Kind {
         }
     }
 
+    /// A join that reads the first table first. PostgreSQL finds that out by its statistics.
+    pub(crate) const fn join_in_order(self) -> &'static str {
+        match self {
+            Self::Sqlite => "CROSS JOIN",
+            Self::Postgres => "JOIN",
+        }
+    }
+
     /// Is a match of this regular expression in the text?
     pub(crate) const fn matches(self) -> &'static str {
         match self {

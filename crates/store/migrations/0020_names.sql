@@ -1,0 +1,1 @@
+-- Only PostgreSQL: here a text in names is looked for in tasks_by_name.
