@@ -38,10 +38,14 @@ def submit(hub, project, *command):
 
 
 def model_of(hub, task):
-    """The model of the GPU that the task holds."""
-    hub.wait_state(task, "in_progress", "completed", seconds=30)
-    found = [gpu["model"] for gpu in hub.json("gpus") for piece in gpu["slices"] if piece["task"] == task]
-    return found[0] if found else None
+    """The model of the GPU that the task holds. A node reports its slices after the start of a task."""
+    hub.wait_state(task, "in_progress", seconds=30)
+
+    def models():
+        return [gpu["model"] for gpu in hub.json("gpus") for piece in gpu["slices"] if piece["task"] == task]
+
+    wait_until(models, 20, lambda: hub.json("gpus"))
+    return models()[0]
 
 
 def why(hub, task, text, seconds=30):

@@ -134,6 +134,7 @@ impl Arbiter {
                 let limit_ns = self.escape_limit_ns(from);
                 let drained = self.slices.get(&from).is_none_or(|slice| {
                     !slice.is_unfinished(now_ns, &self.parameters)
+                        || slice.left_ns(now_ns) < self.parameters.lead_ns
                         || now_ns.saturating_sub(slice.progress_ns.max(slice.closed_ns)) > limit_ns
                 });
                 if drained {

@@ -20,6 +20,9 @@ pub struct Parameters {
     pub hold_ns: u64,
     /// How long a slice that was granted may take to launch: its threads have to wake up first.
     pub wake_ns: u64,
+    /// A drain ends this long before the work in flight should end: meanwhile the next slice's threads notice that it is their
+    /// turn, and launch.
+    pub lead_ns: u64,
     /// A drain without progress ends after this time, or after 2.5 times the longest kernel …
     pub escape_ns: u64,
     /// … and after this time in any case.
@@ -45,6 +48,7 @@ impl Default for Parameters {
             recent_ns: 100 * MS,
             hold_ns: 300_000,
             wake_ns: 2 * MS,
+            lead_ns: std::env::var("CANTLE_LEAD").ok().and_then(|x| x.parse().ok()).unwrap_or(150_000),
             escape_ns: 20 * MS,
             escape_most_ns: 200 * MS,
             unweightable_ns: 1000 * MS,
@@ -123,6 +127,8 @@ pub(crate) struct SliceState {
     pub(crate) closed_ns: u64,
     pub(crate) grant_ns: u64,
     pub(crate) launch_ns: u64,
+    /// When it had nothing in flight for the last time, and when something of it ended.
+    pub(crate) began_ns: u64,
     pub(crate) progress_ns: u64,
     pub(crate) idle_since_ns: Option<u64>,
     pub(crate) tokens_ns: i64,
@@ -151,6 +157,7 @@ impl SliceState {
             closed_ns: now_ns,
             grant_ns: now_ns,
             launch_ns: now_ns,
+            began_ns: now_ns,
             progress_ns: now_ns,
             idle_since_ns: None,
             // So that it need not wait before its first launch.
@@ -162,6 +169,9 @@ impl SliceState {
     }
 
     pub(crate) fn observe(&mut self, seen: Observation, now_ns: u64) {
+        if self.seen.submitted_ns == self.seen.confirmed_ns {
+            self.began_ns = now_ns;
+        }
         if seen.submitted_ns != self.seen.submitted_ns {
             self.launch_ns = now_ns;
             self.launched_since_grant = true;
@@ -187,6 +197,12 @@ impl SliceState {
         let due_ns = out_ns.saturating_mul(3) / 2;
         let since_ns = self.launch_ns.max(self.progress_ns);
         self.seen.attended || now_ns.saturating_sub(since_ns) <= due_ns.saturating_add(parameters.tail_ns)
+    }
+
+    /// GPU time that its work in flight still takes, by its prices.
+    pub(crate) fn left_ns(&self, now_ns: u64) -> u64 {
+        let out_ns = self.seen.submitted_ns.saturating_sub(self.seen.confirmed_ns);
+        out_ns.saturating_sub(now_ns.saturating_sub(self.began_ns.max(self.progress_ns)))
     }
 
     pub(crate) const fn was_recently_active(&self, now_ns: u64, parameters: &Parameters) -> bool {

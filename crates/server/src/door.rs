@@ -5,9 +5,10 @@ mod places;
 
 use std::io;
 use std::net::SocketAddr;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
@@ -31,6 +32,10 @@ const RESERVED: usize = 128;
 
 /// A handshake that takes longer than this, or than a connection may be silent, is aborted.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// A closing connection still receives until the client pauses for this long, and at most [`LINGER`] in all. A socket that is
+/// closed with unread data resets the connection, and a client that was still sending then loses the answer.
+const LINGER_PAUSE: Duration = Duration::from_millis(250);
+const LINGER: Duration = Duration::from_secs(2);
 /// The first byte of a TLS connection: a record of a handshake.
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
 
@@ -183,17 +188,35 @@ pub(crate) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
     silence: Duration,
+    /// When it stops to receive; none: the server has not closed its side.
+    lingers_until: Option<Instant>,
     _place: Place,
 }
 
 impl Connection {
     fn new(stream: Stream, silence: Duration, place: Place) -> Self {
-        Self { stream, deadline: Box::pin(tokio::time::sleep(silence)), silence, _place: place }
+        let deadline = Box::pin(tokio::time::sleep(silence));
+        Self { stream, deadline, silence, lingers_until: None, _place: place }
     }
 
     fn heard(&mut self) {
         let next = Instant::now() + self.silence;
         self.deadline.as_mut().reset(next);
+    }
+
+    /// Discards what arrives until the client has closed its side, pauses or the time is over.
+    fn poll_linger(&mut self, until: Instant, context: &mut Context<'_>) -> Poll<()> {
+        let mut space = [MaybeUninit::uninit(); 16 << 10];
+        loop {
+            let mut buffer = ReadBuf::uninit(&mut space);
+            match self.stream.io().poll_read(context, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() && Instant::now() < until => {
+                    self.deadline.as_mut().reset(until.min(Instant::now() + LINGER_PAUSE));
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return self.deadline.as_mut().poll(context),
+            }
+        }
     }
 }
 
@@ -248,6 +271,15 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.io().poll_shutdown(context)
+        let until = match self.lingers_until {
+            Some(until) => until,
+            None => {
+                ready!(self.stream.io().poll_shutdown(context))?;
+                let now = Instant::now();
+                self.deadline.as_mut().reset(now + LINGER_PAUSE);
+                *self.lingers_until.insert(now + LINGER)
+            }
+        };
+        self.poll_linger(until, context).map(Ok)
     }
 }

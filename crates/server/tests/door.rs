@@ -32,6 +32,22 @@ async fn keys_come_before_the_body() {
     assert_eq!(&answer, b"HTTP/1.1 401", "though the body has not come");
 }
 
+/// Without keys, and with a body that no socket's buffers hold.
+#[tokio::test]
+async fn a_client_that_still_sends_gets_its_answer() {
+    let server = TestServer::start().await;
+    for _ in 0..5 {
+        let mut stream = connect(&server).await;
+        let body = vec![b' '; 8 << 20];
+        let head = format!("POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&body).await.unwrap();
+        let mut answer = Vec::new();
+        timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 401"), "{}", String::from_utf8_lossy(&answer));
+    }
+}
+
 #[tokio::test]
 async fn a_body_has_a_limit() {
     let server = TestServer::start().await;
