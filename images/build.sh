@@ -54,7 +54,7 @@ while [ $# -gt 0 ]; do
         eval "${1#--}=\$2"
         shift 2
         ;;
-    *) echo "build.sh: $1 is not known; its head says what is" >&2 && exit 2 ;;
+    *) echo "build.sh: $1 is not known; the comment at the top of the script lists the options" >&2 && exit 2 ;;
     esac
 done
 if [ $all = yes ]; then
