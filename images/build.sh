@@ -1,13 +1,13 @@
 #!/bin/sh
 # Builds images with their own GPU memory limit (docs/images.md).
 #
-#   images/build.sh                the whole matrix
-#   images/build.sh --list         what the matrix has: TAG BASE LIMIT
+#   images/build.sh                builds the whole matrix
+#   images/build.sh --list         prints the matrix: TAG BASE LIMIT
 #   images/build.sh --base IMAGE --limit 6GiB [--context 512MiB] --tag NAME[:TAG]
 #
 # --base     any image with glibc 2.17 or newer
 # --limit    for all processes of a container together, on each GPU that it sees
-# --context  what to charge for the CUDA context of a process; as much as one takes on your largest GPU, or more
+# --context  memory to charge for the CUDA context of each process: at least what a context takes on your largest GPU
 #
 # Needs docker and the result of `make build`. CANTLE names the program of another installation.
 set -eu
@@ -54,7 +54,7 @@ while [ $# -gt 0 ]; do
         eval "${1#--}=\$2"
         shift 2
         ;;
-    *) echo "build.sh: $1 is not known; its head says what is" >&2 && exit 2 ;;
+    *) echo "build.sh: $1 is not known; the comment at the top of the script lists the options" >&2 && exit 2 ;;
     esac
 done
 if [ $all = yes ]; then

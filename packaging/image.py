@@ -1,7 +1,7 @@
 """The container image of cantle as an archive: what `docker load`, `podman load`, `ctr image import` and `skopeo` read.
 
-Below cantle is only what it needs of Debian: the C library and the certificates of authorities. There is no shell. The packages come from
-the distribution of the building system, with their checksums checked by apt; the image's list of them is where scanners look for it.
+In addition to cantle, it contains only the packages of Debian that cantle needs: the C library and the certificates of authorities. There is no
+shell. The packages come from the distribution of the building system, and apt checks their checksums. The image lists them where scanners search.
 """
 
 import gzip

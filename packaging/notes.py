@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the notes of a release: its part of CHANGELOG.md. Fails if VERSION is not the workspace's, or has no part there (“(unreleased)” in a
-heading is to be removed first)."""
+"""Prints the notes of a release: its part of CHANGELOG.md. Fails if VERSION is not that of the workspace, or if CHANGELOG.md has no part for it.
+Remove “(unreleased)” from the heading first."""
 
 import pathlib
 import re

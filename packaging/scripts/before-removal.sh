@@ -1,5 +1,5 @@
 #!/bin/sh
-# Before removal; an upgrade keeps the services.
+# Runs before removal. An upgrade keeps the services.
 set -e
 case "${1:-}" in
 upgrade | 1) exit 0 ;;

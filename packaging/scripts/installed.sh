@@ -1,5 +1,5 @@
 #!/bin/sh
-# After installation and upgrade. Running services restart with the new program; tasks continue meanwhile.
+# Runs after installation and upgrade. Running services restart with the new program; tasks continue meanwhile.
 set -e
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload

@@ -1,5 +1,5 @@
 #!/bin/sh
-# After removal. `apt purge` removes the state too; rpm has no purge and keeps it.
+# Runs after removal. `apt purge` removes the state too. rpm has no purge and keeps the state.
 set -e
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
