@@ -22,8 +22,15 @@ def team(plane, injector, hand_made, make_driver, namespace):
         pods = f"{path}/pods"
 
         def quota(self, gpus):
+            """Kubernetes does not count a pod in a quota that it has not seen yet, and counts again only after five minutes."""
             hard = {"hard": {"requests.nvidia.com/gpu": gpus}}
             plane.api.create(f"{self.path}/resourcequotas", {"metadata": {"name": "gpus"}, "spec": hard})
+            wait_until(lambda: self.used() == "0", 60, self.used)
+
+        def used(self):
+            """What Kubernetes itself counts."""
+            status = plane.api.get(f"{self.path}/resourcequotas/gpus").get("status", {})
+            return status.get("used", {}).get("requests.nvidia.com/gpu")
 
         def create(self, name, share, **spec):
             made = pod({LABEL: share}, name=name)
@@ -83,8 +90,7 @@ def test_what_kubernetes_counts_and_slices_add_up(plane, team):
     # No component serves it; Kubernetes counts it nevertheless.
     whole = pod(name="whole", limits={"nvidia.com/gpu": 1})
     plane.api.create(team.pods, whole)
-    used = lambda: plane.api.get(f"{team.path}/resourcequotas/gpus").get("status", {}).get("used", {}).get("requests.nvidia.com/gpu")
-    wait_until(lambda: used() == "1", 60, used)
+    wait_until(lambda: team.used() == "1", 60, team.used)
     # Many at once, of which two fit: a late count would let more go.
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda at: team.create(f"p{at}", "0.500"), range(16)))
