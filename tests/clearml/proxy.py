@@ -28,6 +28,8 @@ class Proxy:
     def __init__(self, target):
         self.counts = collections.Counter()
         self.refusals = []
+        # Requests that the server has not answered yet.
+        self.unanswered = 0
         lock = threading.Lock()
         host = urllib.parse.urlsplit(target).netloc
         proxy = self
@@ -49,12 +51,16 @@ class Proxy:
                 body = self.body()
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
                 server = http.client.HTTPConnection(host, timeout=60)
+                with lock:
+                    proxy.unanswered += 1
                 try:
                     server.request(self.command, self.path, body, headers)
                     answer = server.getresponse()
                     text = answer.read()
                 finally:
                     server.close()
+                    with lock:
+                        proxy.unanswered -= 1
                 with lock:
                     proxy.counts[endpoint(self.path), answer.status] += 1
                     if answer.status >= 400:
