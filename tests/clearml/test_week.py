@@ -28,7 +28,8 @@ def interpreter(version):
 
 def a_week(server, proxy, python, cache):
     """One run of week.py. The SDK forks its reporter while its threads hold locks, and on a busy machine it then waits for itself: seen
-    with 1.18 and 2.1, both processes in futexes and no request under way. Such a run is repeated, at most twice."""
+    with 1.18, both processes in futexes and no request under way, and twice with 2.1 at a load of 16. Such a run is repeated, at most
+    twice."""
     for _ in range(3):
         child = server.start([python, HERE / "week.py"], "week.log", CLEARML_CACHE_DIR=str(cache))
         try:
