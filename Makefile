@@ -36,12 +36,15 @@ bench: build
 	tests/bench/fleet.sh
 
 # What users install, into target/packages: tarball, .deb, .rpm, wheel, image, chart, SBOM, checksums (packaging/build.py).
+# ARCH=aarch64 makes the packages of that architecture with a cross compiler, into target/packages-aarch64.
+packages: CROSS = $(filter-out $(shell uname -m),$(ARCH))
 packages: export CANTLE_COMMIT ?= $(shell git rev-parse --short=12 HEAD)
 packages:
-	@tests/needs.sh cargo cc strip python3 objdump
+	@tests/needs.sh cargo cc strip python3 objdump $(CROSS:%=%-linux-gnu-gcc) $(CROSS:%=qemu-%-static)
 	tests/venv.sh .venv-packages packaging/requirements.txt
-	cargo xtask dist packages
-	.venv-packages/bin/python packaging/build.py
+	cargo xtask dist packages $(CROSS:%=--arch %)
+	$(CROSS:%=cargo xtask verify-shim --arch %)
+	.venv-packages/bin/python packaging/build.py $(CROSS)
 
 # Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
 # CONTAINERS=IMAGE (with Python 3) adds slices in containers of the machine's engine.

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Makes the packages of `cargo xtask dist packages` in target/packages: a tarball, .deb, .rpm, a wheel, the container image, the Helm chart, an
-SBOM and checksums.
+SBOM and checksums. `build.py aarch64` makes those of `dist packages --arch aarch64` in target/packages-aarch64, without chart and SBOM, which
+are the same for every architecture.
 
 Two runs over the same build make the same bytes: files are sorted and have the date of the commit ($SOURCE_DATE_EPOCH, if it is set).
 """
@@ -11,7 +12,6 @@ import io
 import json
 import os
 import pathlib
-import platform
 import re
 import shutil
 import subprocess
@@ -22,14 +22,13 @@ import tomllib
 
 import zstandard
 
+from architecture import Architecture
 from image import write_image
 from sbom import write_sbom
 from wheel import write_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUILT = ROOT / "target/portable"
-OUT = ROOT / "target/packages"
-DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}
+TARGET = ROOT / "target"
 # The file's name in /etc/cantle, and the command whose options it has.
 CONFIGURATION = {"server": "server", "agent": "daemon"}
 COMPLETIONS = {
@@ -46,33 +45,35 @@ def run(*words, **options):
     return done.stdout
 
 
-def newest_glibc(programs):
+def newest_glibc(architecture, programs):
     """The oldest glibc that has every symbol which the programs and libraries use."""
-    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run("objdump", "-T", *programs))
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", run(architecture.tool("objdump"), "-T", *programs))
     return max((int(major), int(minor)) for major, minor in versions)
 
 
-def make_tree(tree, date):
+def make_tree(architecture, built, tree, date):
     """The files of every package: the program, its libraries, manual pages, completions, license, configuration."""
+    strip = architecture.tool("strip")
     shutil.rmtree(tree, ignore_errors=True)
     (tree / "bin").mkdir(parents=True)
     program = tree / "bin/cantle"
-    run("strip", "-s", "-o", program, BUILT / "bin/cantle")
+    run(strip, "-s", "-o", program, built / "bin/cantle")
     # NVIDIA's nvidia-smi may be next to the simulated driver, for tests. It is NVIDIA's: no package has it.
-    shutil.copytree(BUILT / "lib/cantle", tree / "lib/cantle", ignore=shutil.ignore_patterns("nvidia-smi"))
+    shutil.copytree(built / "lib/cantle", tree / "lib/cantle", ignore=shutil.ignore_patterns("nvidia-smi"))
     for library in (tree / "lib/cantle/sim").iterdir():
-        run("strip", "--strip-unneeded", library)
+        run(strip, "--strip-unneeded", library)
     share, etc = tree / "share", tree / "etc"
     (share / "doc/cantle").mkdir(parents=True)
     shutil.copy(ROOT / "LICENSE", share / "doc/cantle/copyright")
-    run(program, "man", share / "man/man1")
+    cantle = architecture.starts(program)
+    run(*cantle, "man", share / "man/man1")
     for shell, name in COMPLETIONS.items():
         path = share / name
         path.parent.mkdir(parents=True)
-        path.write_text(run(program, "completions", shell))
+        path.write_text(run(*cantle, "completions", shell))
     etc.mkdir()
     for name, command in CONFIGURATION.items():
-        (etc / f"{name}.toml").write_text(run(program, "reference", command))
+        (etc / f"{name}.toml").write_text(run(*cantle, "reference", command))
     for path in tree.rglob("*"):
         os.utime(path, (date, date))
     return program
@@ -98,26 +99,28 @@ def tar(tree, prefix, date, paths):
     return buffer.getvalue()
 
 
-def main():
-    if not (BUILT / "bin/cantle").exists():
-        sys.exit(f"packages: {BUILT.relative_to(ROOT)}/bin/cantle is missing; run: cargo xtask dist packages")
+def main(name=None):
+    architecture = Architecture(name)
+    cargo_target, out = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", TARGET)), TARGET / architecture.directory("packages")
+    built = cargo_target / architecture.directory("portable")
+    if not (built / "bin/cantle").exists():
+        sys.exit(f"packages: {built}/bin/cantle is missing; run: cargo xtask dist packages{architecture.option}")
     package = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
     version, homepage = package["version"], package["repository"]
     date = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct"))
-    machine = platform.machine()
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
-    tree = ROOT / "target/packages-tree"
-    program = make_tree(tree, date)
-    glibc = newest_glibc([program, *(path for path in (tree / "lib").rglob("*") if path.is_file())])
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    tree = TARGET / architecture.directory("packages-tree")
+    program = make_tree(architecture, built, tree, date)
+    glibc = newest_glibc(architecture, [program, *(path for path in (tree / "lib").rglob("*") if path.is_file())])
 
-    name = f"cantle-{version}-{machine}-linux"
+    name = f"cantle-{version}-{architecture.name}-linux"
     archive = tar(tree, name, date, files(tree))
-    (OUT / f"{name}.tar.zst").write_bytes(zstandard.ZstdCompressor(level=15).compress(archive))
-    write_wheel(OUT, tree, ROOT / "python/src", version, date, glibc, machine, homepage)
+    (out / f"{name}.tar.zst").write_bytes(zstandard.ZstdCompressor(level=15).compress(archive))
+    write_wheel(out, tree, ROOT / "python/src", version, date, glibc, architecture.name, homepage)
     variables = {
         "VERSION": version,
-        "ARCH": DEB_ARCH[machine],
+        "ARCH": architecture.debian,
         "TREE": str(tree.relative_to(ROOT)),
         "GLIBC": f"{glibc[0]}.{glibc[1]}",
         "HOMEPAGE": homepage,
@@ -126,24 +129,25 @@ def main():
     }
     nfpm = pathlib.Path(sys.executable).parent / "nfpm"
     # nfpm fills in variables in some fields only.
-    config = OUT / "nfpm.yaml"
+    config = out / "nfpm.yaml"
     text = (ROOT / "packaging/nfpm.yaml").read_text()
     config.write_text(re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], text))
     for packager in ("deb", "rpm"):
-        run(nfpm, "package", "--config", config, "--packager", packager, "--target", OUT, env=os.environ | variables)
+        run(nfpm, "package", "--config", config, "--packager", packager, "--target", out, env=os.environ | variables)
     config.unlink()
-    chart = ROOT / "charts/cantle"
-    (OUT / f"cantle-chart-{version}.tgz").write_bytes(gzip.compress(tar(chart, "cantle", date, files(chart)), mtime=date))
-    write_sbom(OUT / f"cantle-{version}.cdx.json", json.loads(run("cargo", "metadata", "--locked", "--format-version", "1")), date)
-    write_image(OUT, tree, version, date, DEB_ARCH[machine], homepage)
-    made = files(OUT)
+    if architecture.is_own:
+        chart = ROOT / "charts/cantle"
+        (out / f"cantle-chart-{version}.tgz").write_bytes(gzip.compress(tar(chart, "cantle", date, files(chart)), mtime=date))
+        write_sbom(out / f"cantle-{version}.cdx.json", json.loads(run("cargo", "metadata", "--locked", "--format-version", "1")), date)
+    write_image(out, tree, version, date, architecture, homepage)
+    made = files(out)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
-    (OUT / "SHA256SUMS").write_text("".join(lines))
+    (out / "SHA256SUMS").write_text("".join(lines))
     for path in made:
         print(f"packages: {path.relative_to(ROOT)}, {path.stat().st_size / 1e6:.1f} MB")
     print(f"packages: the program is {program.stat().st_size / 1e6:.1f} MB")
-    print(f"packages: for {machine} with glibc {glibc[0]}.{glibc[1]} or newer")
+    print(f"packages: for {architecture.name} with glibc {glibc[0]}.{glibc[1]} or newer")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

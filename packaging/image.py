@@ -2,6 +2,7 @@
 
 In addition to cantle, it contains only the packages of Debian that cantle needs: the C library and the certificates of authorities. There is no
 shell. The packages come from the distribution of the building system, and apt checks their checksums. The image lists them where scanners search.
+Packages of another architecture come from lists that apt keeps next to the system's own, which stay as they are.
 """
 
 import gzip
@@ -27,14 +28,36 @@ LEFT_OUT = ("usr/share/man/", "usr/share/lintian/", "usr/share/locale/", "usr/sh
 MERGED = ("bin", "sbin", "lib", "lib64")
 
 
-def download(folder):
+def apt_get(folder, *words):
+    done = subprocess.run(["apt-get", *words], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"packages: apt-get {' '.join(words)} failed: {done.stderr.strip()}")
+
+
+def apt_options(folder, architecture):
+    """For packages of `architecture`; `folder` gets the lists of another one than this machine's."""
+    if architecture.is_own:
+        return []
+    for each in ("state/lists/partial", "cache/archives/partial"):
+        (folder / each).mkdir(parents=True, exist_ok=True)
+    settings = {
+        "APT::Architecture": architecture.debian,
+        "APT::Architectures::": architecture.debian,
+        "Dir::State": folder / "state",
+        "Dir::State::status": "/dev/null",
+        "Dir::Cache": folder / "cache",
+    }
+    options = [f"--option={name}={value}" for name, value in settings.items()]
+    apt_get(folder, *options, "update")
+    return options
+
+
+def download(folder, architecture):
     """The packages, from apt's sources."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.deb"):
         old.unlink()
-    done = subprocess.run(["apt-get", "download", *PACKAGES], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"packages: apt-get download {' '.join(PACKAGES)} failed: {done.stderr.strip()}")
+    apt_get(folder, *apt_options(folder, architecture), "download", *PACKAGES)
     return sorted(folder.glob("*.deb"))
 
 
@@ -87,7 +110,9 @@ def base_layer(debs, date):
         name = output("dpkg-deb", "--field", deb, "Package").decode().strip()
         layer.file(f"var/lib/dpkg/status.d/{name}", control.replace(b"\n", b"\nStatus: install ok installed\n", 1))
     for name in MERGED:
-        layer.link(name, f"usr/{name}")
+        # Only some architectures have a lib64.
+        if f"usr/{name}" in layer.members:
+            layer.link(name, f"usr/{name}")
     certificates = [content for path, (_, content) in sorted(layer.members.items()) if path.startswith("usr/share/ca-certificates/")]
     layer.file("etc/ssl/certs/ca-certificates.crt", b"".join(certificates))
     for path, text in ACCOUNTS.items():
@@ -104,7 +129,7 @@ def cantle_layer(tree, date):
 
 
 def write_image(out, tree, version, date, architecture, homepage):
-    """Writes `cantle-VERSION-image.tar`: an OCI image layout, with the list that older engines look for next to it."""
+    """Writes `cantle-VERSION-ARCHITECTURE-image.tar`: an OCI image layout, with the list that older engines look for next to it."""
     reference = f"cantle/cantle:{version}"
     created = subprocess.run(["date", "-u", "-d", f"@{date}", "+%Y-%m-%dT%H:%M:%SZ"], capture_output=True, text=True, check=True).stdout.strip()
     blobs = {}
@@ -117,11 +142,11 @@ def write_image(out, tree, version, date, architecture, homepage):
     def document(value, kind, **more):
         return blob(json.dumps(value, sort_keys=True).encode(), f"{kind}.v1+json", **more)
 
-    layers = [base_layer(download(tree.parent / "image-packages"), date), cantle_layer(tree, date)]
+    layers = [base_layer(download(tree.parent / architecture.directory("image-packages"), architecture), date), cantle_layer(tree, date)]
     labels = {"org.opencontainers.image.version": version, "org.opencontainers.image.source": homepage}
     config = document(
         {
-            "architecture": architecture,
+            "architecture": architecture.debian,
             "os": "linux",
             "created": created,
             "config": {
@@ -148,4 +173,4 @@ def write_image(out, tree, version, date, architecture, homepage):
     contents = {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index, "manifest.json": older}
     for name, content in ({name: json.dumps(value).encode() for name, value in contents.items()} | blobs).items():
         archive.file(name, content)
-    pathlib.Path(out / f"cantle-{version}-image.tar").write_bytes(archive.bytes())
+    pathlib.Path(out / f"cantle-{version}-{architecture.name}-image.tar").write_bytes(archive.bytes())

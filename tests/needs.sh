@@ -13,6 +13,8 @@ for program; do
     cargo) how='as https://rustup.rs says' ;;
     cc) how="$install gcc" ;;
     strip | objdump) how="$install binutils" ;;
+    aarch64-linux-gnu-gcc) how="$install gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
+    qemu-*-static) how="$install qemu-user-static" ;;
     npm) how="$install $node" ;;
     go) how="$install golang" ;;
     *) how="$install $program" ;;

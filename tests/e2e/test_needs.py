@@ -23,9 +23,11 @@ def test_all_that_is_missing_is_listed_at_once_with_what_to_type(tmp_path):
 
 def test_debian_is_told_its_own_command(tmp_path):
     (tmp_path / "apt-get").touch(mode=0o755)
-    done = needs(str(tmp_path), "npm", "strip")
+    done = needs(str(tmp_path), "npm", "strip", "aarch64-linux-gnu-gcc", "qemu-aarch64-static")
     assert "  npm: apt-get install nodejs npm" in done.stderr
     assert "  strip: apt-get install binutils" in done.stderr
+    assert "  aarch64-linux-gnu-gcc: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross" in done.stderr
+    assert "  qemu-aarch64-static: apt-get install qemu-user-static" in done.stderr
 
 
 def test_where_nothing_is_missing_nothing_is_printed(tmp_path):

@@ -9,7 +9,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::platform::Platform;
 
 /// One shared object.
 pub(crate) struct Artifact {
@@ -61,21 +63,20 @@ const LIBC_SYMBOLS: &[&str] = &[
 ];
 const LIBDL_SYMBOLS: &[&str] = &["dlopen", "dlsym", "dlvsym"];
 
-/// The version of the first glibc of each architecture.
-const OLDEST_GLIBC: &str = if cfg!(target_arch = "x86_64") { "GLIBC_2.2.5" } else { "GLIBC_2.17" };
-
 /// Builds all artifacts into `out_dir`.
-pub(crate) fn build(out_dir: &Path, target_dir: &Path) -> Result<()> {
-    let stubs = target_dir.join("shim-stubs");
+pub(crate) fn build(out_dir: &Path, platform: Platform) -> Result<()> {
+    let stubs = crate::target_dir().join(platform.directory("shim-stubs"));
+    let made = platform.made("shim");
     std::fs::create_dir_all(&stubs).with_context(|| format!("cannot make {}", stubs.display()))?;
     std::fs::create_dir_all(out_dir).with_context(|| format!("cannot make {}", out_dir.display()))?;
-    stub(&stubs, "libc.so", "libc.so.6", LIBC_SYMBOLS)?;
-    stub(&stubs, "libdl.so", "libdl.so.2", LIBDL_SYMBOLS)?;
+    let stub =
+        |file: &str, soname: &str, symbols: &[&str]| stub(platform, &stubs.join(file), soname, symbols);
+    stub("libc.so", "libc.so.6", LIBC_SYMBOLS)?;
+    stub("libdl.so", "libdl.so.2", LIBDL_SYMBOLS)?;
     for artifact in &ARTIFACTS {
-        let real = artifact.filters.map(|real| stub(&stubs, &format!("real-{}", artifact.file), real, &[]));
-        link(artifact, &stubs, real.transpose()?)?;
-        let built = target_dir.join("shim/libcantle_shim.so");
-        let named = target_dir.join("shim").join(artifact.file);
+        let real = artifact.filters.map(|real| stub(&format!("real-{}", artifact.file), real, &[]));
+        link(platform, artifact, &stubs, real.transpose()?)?;
+        let (built, named) = (made.join("libcantle_shim.so"), made.join(artifact.file));
         std::fs::copy(&built, &named).with_context(|| format!("cannot copy {}", built.display()))?;
         crate::link_names::add(artifact, &named)?;
         let dir = out_dir.join(artifact.dir);
@@ -86,29 +87,29 @@ pub(crate) fn build(out_dir: &Path, target_dir: &Path) -> Result<()> {
 }
 
 /// Makes a shared object of empty functions, with `soname` and, if there are any, the oldest symbol versions.
-fn stub(dir: &Path, file: &str, soname: &str, symbols: &[&str]) -> Result<PathBuf> {
-    let (source, script, object) =
-        (dir.join(format!("{file}.c")), dir.join(format!("{file}.map")), dir.join(file));
+fn stub(platform: Platform, object: &Path, soname: &str, symbols: &[&str]) -> Result<PathBuf> {
+    let [source, script] = ["c", "map"].map(|ending| PathBuf::from(format!("{}.{ending}", object.display())));
     let mut code = String::new();
     for symbol in symbols {
         writeln!(code, "void {symbol}(void) {{}}")?;
     }
     std::fs::write(&source, code)?;
-    std::fs::write(&script, format!("{OLDEST_GLIBC} {{ global: *; }};\n"))?;
-    let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", "-nostdlib", "-w", "-fno-builtin", "-o"]).arg(&object).arg(&source);
+    std::fs::write(&script, format!("{} {{ global: *; }};\n", platform.oldest_glibc()))?;
+    let mut cc = Command::new(platform.cc());
+    cc.args(["-shared", "-fPIC", "-nostdlib", "-w", "-fno-builtin", "-o"]).arg(object).arg(&source);
     cc.arg(format!("-Wl,-soname,{soname}"));
     if !symbols.is_empty() {
         cc.arg(format!("-Wl,--version-script,{}", script.display()));
     }
-    let status = cc.status().context("cannot start cc: install a C compiler")?;
+    let status =
+        cc.status().with_context(|| format!("cannot start {}: install a C compiler", platform.cc()))?;
     if !status.success() {
-        bail!("cc could not make the stub {}: {status}", object.display());
+        bail!("{} could not make the stub {}: {status}", platform.cc(), object.display());
     }
-    Ok(object)
+    Ok(object.to_owned())
 }
 
-fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
+fn link(platform: Platform, artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
     let mut linker = vec!["-nostartfiles".to_owned(), "-nostdlib".to_owned()];
     linker.extend(
         // Symbolic: another library of the program must not change the definitions of these libraries.
@@ -122,10 +123,22 @@ fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> 
         linker.extend(["-Wl,--no-as-needed".to_owned(), real.display().to_string()]);
     }
     let stubs = format!("native={}", stubs.display());
-    let arguments: Vec<String> = linker.iter().map(|argument| format!("link-arg={argument}")).collect();
+    let mut arguments: Vec<String> = linker.iter().map(|argument| format!("link-arg={argument}")).collect();
+    if platform != Platform::OWN {
+        arguments.push(format!("linker={}", platform.cc()));
+    }
+    let options = platform.options();
     // `-L` makes the crates' own `-lc` find the stub too.
     let mut words = vec!["rustc", "--locked", "-p", "cantle-shim", "--lib", "--crate-type", "cdylib"];
+    words.extend(options.iter().map(String::as_str));
     words.extend(["--profile", "shim", "--features", artifact.feature, "--", "-L", &stubs]);
     words.extend(arguments.iter().flat_map(|argument| ["-C", argument]));
-    crate::run("cargo", &words)
+    let mut cargo = Command::new("cargo");
+    cargo.args(&words).current_dir(crate::root());
+    if let Some(flags) = platform.shim_flags() {
+        cargo.env("RUSTFLAGS", flags);
+    }
+    let status = cargo.status().context("cannot start cargo")?;
+    ensure!(status.success(), "cargo {} failed: {status}", words.join(" "));
+    Ok(())
 }

@@ -6,6 +6,8 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 
+use crate::platform::Platform;
+
 /// The libraries of the simulated driver, and of the stand-in for the CUDA runtime, by the feature that makes each.
 const SIMULATED: [(&str, &str); 4] = [
     ("cuda", "libcuda.so.1"),
@@ -19,7 +21,8 @@ const SIMULATED: [(&str, &str); 4] = [
 pub(crate) enum Build {
     /// The installed files: release profile, into `dist/`.
     Release,
-    /// The contents of packages: linked against glibc 2.28, dist profile, into `target/portable/`.
+    /// The contents of packages: linked against glibc 2.28, dist profile, into `target/portable/` (`portable-aarch64/` for another
+    /// architecture than this machine's).
     Packages,
     /// The same of the release profile, which the gate has compiled already.
     PackagesForTests,
@@ -46,48 +49,76 @@ impl Build {
         }
     }
 
-    fn directory(self) -> PathBuf {
+    fn directory(self, platform: Platform) -> PathBuf {
         match self {
             Self::Release => crate::root().join("dist"),
-            Self::Packages | Self::PackagesForTests => crate::target_dir().join("portable"),
+            Self::Packages | Self::PackagesForTests => portable(platform),
             Self::Demo => crate::target_dir().join("demo"),
         }
     }
 
-    /// rustc's argument for what is linked. zig has the symbols of every glibc, and links against those of an old one (docs/adr/0042).
-    fn linker(self) -> Option<String> {
-        matches!(self, Self::Packages | Self::PackagesForTests)
-            .then(|| format!("-Clinker={}", crate::root().join("packaging/cc.sh").display()))
+    /// rustc's arguments for what is linked. zig has the symbols of every glibc, and links against those of an old one (docs/adr/0042).
+    fn linker(self, platform: Platform) -> Vec<String> {
+        if !matches!(self, Self::Packages | Self::PackagesForTests) {
+            return Vec::new();
+        }
+        let script = crate::root().join("packaging/cc.sh");
+        let target = format!("-Clink-args=-target {}-linux-gnu.2.28", platform.name());
+        vec![format!("-Clinker={}", script.display()), target]
     }
+}
+
+/// The contents of packages.
+pub(crate) fn portable(platform: Platform) -> PathBuf {
+    crate::target_dir().join(platform.directory("portable"))
 }
 
 /// Builds the binary, the filter libraries and the simulated driver.
 #[expect(clippy::disallowed_methods, reason = "how long it took is what is printed")]
-pub(crate) fn build(what: Build) -> Result<()> {
+pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
     let began = Instant::now();
-    let dist = what.directory();
+    let dist = what.directory(platform);
     let (bin, lib) = (dist.join("bin"), dist.join("lib/cantle"));
-    for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
+    for dir in [&bin, &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
     if what != Build::Demo {
         web_page()?;
     }
+    platform.check()?;
     let (profile, made) = what.profile();
-    let made = crate::target_dir().join(made);
-    let words = ["rustc", "--profile", profile, "--locked", "-p", "cantle-cli", "--bin", "cantle"];
-    let linker = what.linker();
-    let linker: Vec<&str> = linker.iter().map(String::as_str).collect();
-    crate::run("cargo", &[&words[..], what.features(), &["--"], &linker].concat())?;
-    install_stripped(&made.join("cantle"), &bin.join("cantle"))?;
-    crate::build_shim::build(&lib.join("shim"), &crate::target_dir())?;
+    let made = platform.made(made);
+    let rustc = Rustc { profile, options: platform.options(), linker: what.linker(platform) };
+    let program = ["-p", "cantle-cli", "--bin", "cantle"];
+    rustc.run(&[&program[..], what.features()].concat(), &[])?;
+    install_stripped(&platform.tool("strip"), &made.join("cantle"), &bin.join("cantle"))?;
+    crate::build_shim::build(&lib.join("shim"), platform)?;
     for (feature, soname) in SIMULATED {
-        simulated(profile, feature, soname, &linker)?;
+        let link = format!("-Clink-arg=-Wl,-soname,{soname}");
+        let library = ["-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib", "--features", feature];
+        rustc.run(&library, &[&link])?;
         install(&made.join("libcantle_simgpu.so"), &lib.join("sim").join(soname))?;
     }
     let seconds = began.elapsed().as_secs();
     println!("dist: {} is ready, after {} min {:02} s", dist.display(), seconds / 60, seconds % 60);
     Ok(())
+}
+
+/// What all calls of `cargo rustc` of one build have in common.
+struct Rustc {
+    profile: &'static str,
+    options: Vec<String>,
+    linker: Vec<String>,
+}
+
+impl Rustc {
+    /// Builds what `words` name; the compiler of the last crate gets `last`.
+    fn run(&self, words: &[&str], last: &[&str]) -> Result<()> {
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        let linker: Vec<&str> = self.linker.iter().map(String::as_str).collect();
+        let common = ["rustc", "--profile", self.profile, "--locked"];
+        crate::run("cargo", &[&common[..], &options, words, &["--"], last, &linker].concat())
+    }
 }
 
 /// The page that the binary embeds. Without Node.js it is omitted, and the server reports that at `/ui`. A page that is
@@ -119,13 +150,6 @@ fn newest(directory: &Path) -> Option<SystemTime> {
     sources.map(|entry| entry.path()).filter_map(|path| changed(&path).max(newest(&path))).max()
 }
 
-fn simulated(profile: &str, feature: &str, soname: &str, linker: &[&str]) -> Result<()> {
-    let link = format!("link-arg=-Wl,-soname,{soname}");
-    let args =
-        ["rustc", "--profile", profile, "--locked", "-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib"];
-    crate::run("cargo", &[&args[..], &["--features", feature, "--", "-C", &link], linker].concat())
-}
-
 /// Puts a file in place by rename, so that a running program keeps the one it has mapped.
 pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
     let fresh = to.with_extension("new");
@@ -134,10 +158,10 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// As [`install`], without the debug information, which is three quarters of it and stays where cargo put it.
-fn install_stripped(from: &Path, to: &Path) -> Result<()> {
+fn install_stripped(strip: &str, from: &Path, to: &Path) -> Result<()> {
     let fresh = to.with_extension("new");
     let paths = [from, fresh.as_path()].map(|path| path.display().to_string());
-    crate::run("strip", &["--strip-debug", "-o", &paths[1], &paths[0]])?;
+    crate::run(strip, &["--strip-debug", "-o", &paths[1], &paths[0]])?;
     std::fs::rename(&fresh, to).with_context(|| format!("cannot put {} in place", to.display()))
 }
 

@@ -19,6 +19,7 @@ use object::endian::{LittleEndian as LE, U16, U32, U64};
 use object::pod::{bytes_of, from_bytes, slice_from_bytes};
 
 use crate::build_shim::Artifact;
+use crate::platform::Platform;
 
 /// The sources of the functions: the gate is in front of the same library as the plain filter.
 fn driver_of(artifact: &Artifact) -> &'static str {
@@ -115,7 +116,7 @@ fn c_string(bytes: &[u8], at: usize) -> Option<&[u8]> {
 }
 
 /// A program that calls every function of the driver can be linked with the filter; which link editors did it.
-pub(crate) fn check(artifact: &Artifact, file: &Path) -> Result<String> {
+pub(crate) fn check(artifact: &Artifact, platform: Platform, file: &Path) -> Result<String> {
     let inventory = crate::root().join(format!("crates/simgpu/data/{}-symbols.txt", driver_of(artifact)));
     let text = std::fs::read_to_string(&inventory).with_context(|| inventory.display().to_string())?;
     let functions = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
@@ -134,10 +135,10 @@ pub(crate) fn check(artifact: &Artifact, file: &Path) -> Result<String> {
     let mut used = Vec::new();
     for linker in ["bfd", "gold", "lld", "mold"] {
         let installed = if linker == "mold" { "mold".to_owned() } else { format!("ld.{linker}") };
-        if std::process::Command::new(&installed).arg("--version").output().is_err() {
+        if std::process::Command::new(platform.tool(&installed)).arg("--version").output().is_err() {
             continue;
         }
-        let mut cc = std::process::Command::new("cc");
+        let mut cc = std::process::Command::new(platform.cc());
         cc.arg(format!("-fuse-ld={linker}")).args(["-w", "-Wl,--as-needed", "-o"]);
         // The real library is not here; what it needs is its own matter.
         cc.arg(&program).arg(&source).arg(file).args(["-Wl,--allow-shlib-undefined"]);

@@ -7,6 +7,7 @@ mod deps;
 mod dist;
 mod link_names;
 mod machine_path;
+mod platform;
 mod quick;
 mod suites;
 mod type_names;
@@ -17,17 +18,22 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
+use crate::platform::Platform;
+
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
   deps          check licenses and banned crates against deny.toml
-  dist [shim|packages|packages-for-tests|demo]
+  dist [shim|packages|packages-for-tests|demo] [--arch ARCH]
                 build everything, or only the filter libraries, into dist/; packages: everything for glibc 2.28 and small, into
                 target/portable/; packages-for-tests: the same of the release profile; demo: what the example runs,
-                unoptimized, into target/demo/
+                unoptimized, into target/demo/. shim and packages for x86_64 or aarch64, if that is not this machine's:
+                into target/portable-ARCH/
   machine-path  check that no suite switches simulation on and no product code asks for it
   quick [--no-nextest] [CRATE…]
                 format, clippy and tests of what changed against main, or of the crates named, and of what depends on it
-  verify-shim   check dist/lib/cantle/shim: libraries needed, glibc version, exported names, panics, size
+  verify-shim [--arch ARCH]
+                check dist/lib/cantle/shim, or the one in target/portable-ARCH/: libraries needed, glibc version, exported
+                names, panics, size
   test [--serial] [SUITE…]
                 run the test suites (all, or those named), side by side as far as the cores allow; `test --list` names them";
 
@@ -37,13 +43,17 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["arch"] => arch::check().and_then(|()| type_names::check()),
         ["deps"] => deps::check(),
-        ["dist"] => dist::build(dist::Build::Release),
-        ["dist", "packages"] => dist::build(dist::Build::Packages),
-        ["dist", "packages-for-tests"] => dist::build(dist::Build::PackagesForTests),
-        ["dist", "demo"] => dist::build(dist::Build::Demo),
+        ["dist"] => dist::build(dist::Build::Release, Platform::OWN),
+        ["dist", "packages", options @ ..] => {
+            Platform::asked(options).and_then(|platform| dist::build(dist::Build::Packages, platform))
+        }
+        ["dist", "packages-for-tests"] => dist::build(dist::Build::PackagesForTests, Platform::OWN),
+        ["dist", "demo"] => dist::build(dist::Build::Demo, Platform::OWN),
+        ["dist", "shim", options @ ..] => Platform::asked(options).and_then(shim),
         ["machine-path"] => machine_path::check(),
-        ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
-        ["verify-shim"] => verify_shim::run(&root().join("dist")),
+        ["verify-shim", options @ ..] => {
+            Platform::asked(options).and_then(|platform| verify_shim::run(&of_platform(platform), platform))
+        }
         ["quick", words @ ..] => quick::run(words),
         ["test", suites @ ..] => suites::run(suites),
         _ => {
@@ -58,6 +68,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The directory with the filter libraries for an architecture: what is installed here, or the contents of packages.
+fn of_platform(platform: Platform) -> PathBuf {
+    if platform == Platform::OWN { root().join("dist") } else { dist::portable(platform) }
+}
+
+fn shim(platform: Platform) -> Result<()> {
+    platform.check()?;
+    build_shim::build(&of_platform(platform).join("lib/cantle/shim"), platform)
 }
 
 /// The repository's root.

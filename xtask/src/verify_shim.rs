@@ -12,8 +12,9 @@ use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, Sec
 
 use crate::build_shim::{ARTIFACTS, Artifact};
 use crate::link_names;
+use crate::platform::Platform;
 
-/// A shared object may be this large.
+/// A shared object may be this large, without padding between pages.
 const MAX_BYTES: usize = 224 << 10;
 /// The newest C library whose symbols may be needed.
 const NEWEST_GLIBC: (u32, u32) = (2, 17);
@@ -27,21 +28,24 @@ const PANIC_TRACES: &[&str] =
     &["panicking", "rust_begin_unwind", "panicked at", "unwrap_failed", "/library/core/src"];
 
 /// Checks `<dist>/lib/cantle/shim`.
-pub(crate) fn run(dist_dir: &Path) -> Result<()> {
+pub(crate) fn run(dist_dir: &Path, platform: Platform) -> Result<()> {
     for artifact in &ARTIFACTS {
         let path = dist_dir.join("lib/cantle/shim").join(artifact.dir).join(artifact.file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let summary = check(artifact, &bytes).with_context(|| path.display().to_string())?;
-        let links = artifact.filters.map(|_| link_names::check(artifact, &path)).transpose()?;
+        let summary = check(artifact, platform, &bytes).with_context(|| path.display().to_string())?;
+        let links = artifact.filters.map(|_| link_names::check(artifact, platform, &path)).transpose()?;
         let links = links.map(|links| format!(", {links}")).unwrap_or_default();
         println!("verify-shim: {}: {summary}{links}", Path::new(artifact.dir).join(artifact.file).display());
     }
     Ok(())
 }
 
-fn check(artifact: &Artifact, bytes: &[u8]) -> Result<String> {
+fn check(artifact: &Artifact, platform: Platform, bytes: &[u8]) -> Result<String> {
     let file = ElfFile64::<Endianness>::parse(bytes)?;
-    ensure!(bytes.len() <= MAX_BYTES, "{} bytes; the budget is {MAX_BYTES}", bytes.len());
+    let (found, expected) = (file.architecture(), platform.in_elf());
+    ensure!(found == expected, "it is for {found:?}, not {expected:?}");
+    let size = bytes.len() - check_pages(platform, &file, bytes)?;
+    ensure!(size <= MAX_BYTES, "{size} bytes; the budget is {MAX_BYTES}");
     let glibc = check_versions(&file)?;
     check_dynamic(artifact, &file, bytes)?;
     let exported = check_exports(artifact, &file)?;
@@ -50,7 +54,7 @@ fn check(artifact: &Artifact, bytes: &[u8]) -> Result<String> {
     check_note(&file, bytes)?;
     let glibc =
         glibc.map_or_else(|| "no glibc symbol".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"));
-    Ok(format!("{} KiB, {exported} names, {glibc}", bytes.len() >> 10))
+    Ok(format!("{} KiB, {exported} names, {glibc}", size >> 10))
 }
 
 /// `DT_NEEDED` and `DT_SONAME`, and no initialiser.
@@ -82,6 +86,22 @@ fn check_dynamic(artifact: &Artifact, file: &ElfFile64<'_, Endianness>, bytes: &
     }
     ensure!(real == artifact.filters, "besides the C library it needs {real:?}, not {:?}", artifact.filters);
     Ok(())
+}
+
+/// Kernels with the largest pages can map it. Returns the bytes that are left empty between segments for that: up to a page.
+fn check_pages(platform: Platform, file: &ElfFile64<'_, Endianness>, bytes: &[u8]) -> Result<usize> {
+    let (header, endian) = (FileHeader64::<Endianness>::parse(bytes)?, file.endian());
+    let (mut end, mut padding) = (0, 0);
+    for segment in header.program_headers(endian, bytes)? {
+        if segment.p_type(endian) != elf::PT_LOAD {
+            continue;
+        }
+        let aligned = segment.p_align(endian);
+        ensure!(aligned >= platform.largest_page(), "a segment is aligned to {aligned} bytes");
+        padding += segment.p_offset(endian).saturating_sub(end);
+        end = segment.p_offset(endian) + segment.p_filesz(endian);
+    }
+    Ok(usize::try_from(padding)?)
 }
 
 fn c_string(bytes: &[u8], at: usize) -> Option<&str> {

@@ -14,14 +14,16 @@ pub(crate) const NVML_SONAME: &str = "libnvidia-ml.so.1";
 
 /// Directories where installers put the driver's libraries, in addition to those of `/etc/ld.so.conf*`: distributions, the
 /// container toolkit (`/usr/local/nvidia`), GKE, and CUDA's forward-compatibility packages.
-const USUAL_DIRS: [&str; 20] = [
+const USUAL_DIRS: [&str; 23] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
     "/usr/lib64",
     "/usr/lib64/nvidia",
     "/usr/lib",
     "/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
     "/lib64",
     WSL_DIR,
     "/usr/local/nvidia/lib64",
@@ -36,6 +38,7 @@ const USUAL_DIRS: [&str; 20] = [
     "/var/lib/nvidia/lib64",
     "/opt/nvidia/current/usr/lib64",
     "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib",
+    "/aarch64-bottlerocket-linux-gnu/sys-root/usr/lib",
 ];
 
 /// Windows' subsystem for Linux: what Linux has of the driver, and Windows' own part of it, which the former opens.
@@ -196,9 +199,9 @@ fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Libra
         for name in [versioned.as_str(), soname, unversioned] {
             let path = dir.join(name);
             let Ok(target) = path.canonicalize() else { continue };
-            // The installed build is preferred to a compatibility build, which has another version's name. A 32-bit copy can't
-            // be loaded by programs of this machine's class.
-            if real.is_none() && !is_small(&target) {
+            // The installed build is preferred to a compatibility build, which has another version's name. A 32-bit copy, or one for
+            // another architecture, can't be loaded by this machine's programs.
+            if real.is_none() && !is_foreign(&target) {
                 real = Some(target.clone());
             }
             names.extend([path, target]);
@@ -207,11 +210,15 @@ fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Libra
     Some(Library { real: real?, names: names.into_iter().collect() })
 }
 
-/// Whether this is an ELF file of the 32-bit class.
-fn is_small(file: &Path) -> bool {
-    const SMALL: [u8; 5] = [0x7f, b'E', b'L', b'F', 1];
-    let mut head = [0; SMALL.len()];
-    fs::File::open(file).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == SMALL
+/// Whether this is an ELF file of the 32-bit class or for another architecture.
+fn is_foreign(file: &Path) -> bool {
+    const MAGIC: &[u8] = b"\x7fELF";
+    const CLASS_64: u8 = 2;
+    const MACHINE: [u8; 2] = if cfg!(target_arch = "aarch64") { [183, 0] } else { [62, 0] };
+    let mut head = [0; 20];
+    fs::File::open(file).and_then(|mut file| file.read_exact(&mut head)).is_ok()
+        && head.starts_with(MAGIC)
+        && (head[4] != CLASS_64 || head[18..] != MACHINE)
 }
 
 #[cfg(test)]
@@ -280,17 +287,29 @@ mod tests {
     }
 
     #[test]
-    fn a_small_copy_has_a_name_and_is_not_the_library() {
+    fn a_copy_of_another_class_or_architecture_has_a_name_and_is_not_the_library() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
-        file(&root, "usr/lib/libcuda.so.550.1");
-        fs::write(root.join("usr/lib/libcuda.so.550.1"), b"\x7fELF\x01").unwrap();
-        file(&root, "opt/odd/libcuda.so.550.1");
+        let header = |class: u8, machine: u8| {
+            let mut head = [0; 64];
+            head[..5].copy_from_slice(&[0x7f, b'E', b'L', b'F', class]);
+            head[18] = machine;
+            head
+        };
+        let (own, other) = if cfg!(target_arch = "aarch64") { (183, 62) } else { (62, 183) };
+        for (path, header) in [
+            ("usr/lib/libcuda.so.550.1", header(1, 3)),
+            ("usr/lib64/libcuda.so.550.1", header(2, other)),
+            ("opt/odd/libcuda.so.550.1", header(2, own)),
+        ] {
+            file(&root, path);
+            fs::write(root.join(path), header).unwrap();
+        }
         fs::create_dir_all(root.join("etc/ld.so.conf.d")).unwrap();
         fs::write(root.join("etc/ld.so.conf.d/odd.conf"), "/opt/odd\n").unwrap();
         let found = find_in(&library_dirs(&root), CUDA_SONAME, "550.1").unwrap();
         assert_eq!(found.real, root.join("opt/odd/libcuda.so.550.1"));
-        assert_eq!(found.names.len(), 2, "both are covered");
+        assert_eq!(found.names.len(), 3, "all are covered");
     }
 
     #[test]

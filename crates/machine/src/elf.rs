@@ -19,6 +19,8 @@ const DT_STRSZ: u64 = 10;
 const DT_SYMENT: u64 = 11;
 const DT_SONAME: u64 = 14;
 const READABLE: u64 = 4;
+/// The loader refuses a segment that is aligned to less than the kernel's pages, which have up to 64 KiB on aarch64.
+const LARGEST_PAGE: u64 = 0x1_0000;
 
 /// A library with this name and no symbols, as in the ELF specification (System V ABI, chapters 4 and 5).
 pub(crate) fn empty_library(soname: &str, class: ElfClass) -> Vec<u8> {
@@ -43,7 +45,7 @@ pub(crate) fn empty_library(soname: &str, class: ElfClass) -> Vec<u8> {
     for half in [header, segment, 2, 0, 0, 0] {
         out.half(half as u16);
     }
-    out.segment(PT_LOAD, 0, end, 0x1000);
+    out.segment(PT_LOAD, 0, end, LARGEST_PAGE);
     out.segment(PT_DYNAMIC, dynamic, 7 * 2 * word, word);
     let entries = [
         (DT_HASH, hash),
@@ -115,6 +117,15 @@ mod tests {
         std::fs::write(&path, empty_library("libempty.so.1", ElfClass::Own)).unwrap();
         // SAFETY: the library has no code, so nothing of it runs when it is loaded.
         unsafe { libloading::Library::new(&path) }.unwrap();
+    }
+
+    /// This machine's kernel may have smaller pages than others, so the test above does not show it.
+    #[test]
+    fn its_segment_is_aligned_to_the_largest_pages() {
+        let bytes = empty_library("libempty.so.1", ElfClass::Own);
+        let first_segment = &bytes[64..64 + 56];
+        assert_eq!(first_segment[0], PT_LOAD as u8);
+        assert_eq!(first_segment[48..], LARGEST_PAGE.to_le_bytes());
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub(crate) fn put(stage: &Stage, hardware: &Hardware) -> Result<()> {
 const PARAMS: &str = "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nModifyDeviceFiles: 1\n";
 
 fn version(driver: &str) -> String {
-    format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  (simulated)\nGCC version:  none\n")
+    let arch = std::env::consts::ARCH;
+    format!("NVRM version: NVIDIA UNIX {arch} Kernel Module  {driver}  (simulated)\nGCC version:  none\n")
 }
 
 fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {

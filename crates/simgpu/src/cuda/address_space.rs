@@ -6,7 +6,8 @@
 
 use crate::{GRANULE_BYTES, granules};
 
-/// Between the highest address a position-dependent program uses and the lowest that mmap gives out, on x86-64 Linux.
+/// Between the highest address a position-dependent program uses and the lowest that mmap gives out: on x86-64 Linux, and on
+/// aarch64 with addresses of 48 bits.
 const START: u64 = 0x2000_0000_0000;
 const END: u64 = 0x5000_0000_0000;
 const SLOTS: usize = ((END - START) / GRANULE_BYTES) as usize;
