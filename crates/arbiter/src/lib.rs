@@ -2,9 +2,9 @@
 //!
 //! Weighted fair queuing over *slices*: each has a virtual time, which grows by the GPU time that it is charged, divided by its
 //! weight. The slice with the least virtual time has the grant: its gate is open, the others' are closed. A grant lasts a
-//! quantum. Then the gate closes, the work in flight ends (the drain), and the next slice gets the grant. Overrun is charged
-//! like any other time, so its owner skips turns for it. An idle slice is passed over. A slice that returns from a pause
-//! starts at most a bounded credit ahead of the others.
+//! quantum. Then the gate closes, the work in flight ends (the drain), and the next slice gets the grant: a little before that
+//! end, because its threads have to wake up. Overrun is charged like any other time, so its owner skips turns for it. An idle
+//! slice is passed over. A slice that returns from a pause starts at most a bounded credit ahead of the others.
 //!
 //! * **Liveness before exclusivity.** A drain ends after the escape limit, done or not. So a kernel that waits for another
 //!   GPU or for a closed gate delays its neighbors, but never stops them. A slice whose work makes no progress for longer is

@@ -48,7 +48,7 @@ impl Default for Parameters {
             recent_ns: 100 * MS,
             hold_ns: 300_000,
             wake_ns: 2 * MS,
-            lead_ns: std::env::var("CANTLE_LEAD").ok().and_then(|x| x.parse().ok()).unwrap_or(150_000),
+            lead_ns: 150_000,
             escape_ns: 20 * MS,
             escape_most_ns: 200 * MS,
             unweightable_ns: 1000 * MS,
