@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::platform::Platform;
 
@@ -123,22 +123,12 @@ fn link(platform: Platform, artifact: &Artifact, stubs: &Path, real: Option<Path
         linker.extend(["-Wl,--no-as-needed".to_owned(), real.display().to_string()]);
     }
     let stubs = format!("native={}", stubs.display());
-    let mut arguments: Vec<String> = linker.iter().map(|argument| format!("link-arg={argument}")).collect();
-    if platform != Platform::OWN {
-        arguments.push(format!("linker={}", platform.cc()));
-    }
-    let options = platform.options();
+    let arguments = linker.iter().map(|argument| format!("-Clink-arg={argument}"));
     // `-L` makes the crates' own `-lc` find the stub too.
-    let mut words = vec!["rustc", "--locked", "-p", "cantle-shim", "--lib", "--crate-type", "cdylib"];
-    words.extend(options.iter().map(String::as_str));
-    words.extend(["--profile", "shim", "--features", artifact.feature, "--", "-L", &stubs]);
-    words.extend(arguments.iter().flat_map(|argument| ["-C", argument]));
     let mut cargo = Command::new("cargo");
-    cargo.args(&words).current_dir(crate::root());
-    if let Some(flags) = platform.shim_flags() {
-        cargo.env("RUSTFLAGS", flags);
-    }
-    let status = cargo.status().context("cannot start cargo")?;
-    ensure!(status.success(), "cargo {} failed: {status}", words.join(" "));
-    Ok(())
+    cargo.args(["rustc", "--locked", "-p", "cantle-shim", "--lib", "--crate-type", "cdylib"]);
+    cargo.args(platform.options()).args(["--profile", "shim", "--features", artifact.feature]);
+    cargo.args(["--", "-L", &stubs]).args(arguments);
+    cargo.envs(platform.linker()).envs(platform.shim_flags().map(|flags| ("RUSTFLAGS", flags)));
+    crate::finish(cargo)
 }

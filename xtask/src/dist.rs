@@ -88,7 +88,7 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
     platform.check()?;
     let (profile, made) = what.profile();
     let made = platform.made(made);
-    let rustc = Rustc { profile, options: platform.options(), linker: what.linker(platform) };
+    let rustc = Rustc { platform, profile, linker: what.linker(platform) };
     let program = ["-p", "cantle-cli", "--bin", "cantle"];
     rustc.run(&[&program[..], what.features()].concat(), &[])?;
     install_stripped(&platform.tool("strip"), &made.join("cantle"), &bin.join("cantle"))?;
@@ -106,18 +106,19 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
 
 /// What all calls of `cargo rustc` of one build have in common.
 struct Rustc {
+    platform: Platform,
     profile: &'static str,
-    options: Vec<String>,
     linker: Vec<String>,
 }
 
 impl Rustc {
     /// Builds what `words` name; the compiler of the last crate gets `last`.
     fn run(&self, words: &[&str], last: &[&str]) -> Result<()> {
-        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        let linker: Vec<&str> = self.linker.iter().map(String::as_str).collect();
-        let common = ["rustc", "--profile", self.profile, "--locked"];
-        crate::run("cargo", &[&common[..], &options, words, &["--"], last, &linker].concat())
+        let mut cargo = Command::new("cargo");
+        cargo.args(["rustc", "--profile", self.profile, "--locked"]).args(self.platform.options());
+        cargo.args(words).arg("--").args(last).args(&self.linker);
+        cargo.envs(self.platform.linker());
+        crate::finish(cargo)
     }
 }
 

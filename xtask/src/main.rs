@@ -93,10 +93,18 @@ fn target_dir() -> PathBuf {
 
 /// Runs a program in the root; its failure is an error that names it.
 fn run(program: &str, args: &[&str]) -> Result<()> {
-    let status = Command::new(program).args(args).current_dir(root()).status();
-    let status = status.with_context(|| format!("cannot start {program}"))?;
+    let mut command = Command::new(program);
+    command.args(args);
+    finish(command)
+}
+
+/// As [`run`].
+fn finish(mut command: Command) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = command.current_dir(root()).status().with_context(|| format!("cannot start {program}"))?;
     if !status.success() {
-        bail!("{program} {} failed: {status}", args.join(" "));
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        bail!("{program} {} failed: {status}", words.join(" "));
     }
     Ok(())
 }

@@ -53,6 +53,12 @@ impl Platform {
         self.target().map_or_else(Vec::new, |target| vec!["--target".to_owned(), target])
     }
 
+    /// The variable that names the linker to cargo: crates on the way link libraries too.
+    pub(crate) fn linker(self) -> Option<(String, String)> {
+        let target = self.target()?.to_uppercase().replace('-', "_");
+        Some((format!("CARGO_TARGET_{target}_LINKER"), self.cc()))
+    }
+
     /// Where cargo puts what it builds in the profile with this directory.
     pub(crate) fn made(self, profile: &str) -> PathBuf {
         let target_dir = crate::target_dir();

@@ -443,14 +443,21 @@ fn text(fill: impl FnOnce(*mut c_char, c_uint) -> Result<()>) -> Result<String> 
     Ok(until_nul(&buf))
 }
 
+/// `c_char` is signed on x86-64 and unsigned on aarch64.
 fn until_nul(chars: &[c_char]) -> String {
-    let bytes: Vec<u8> = chars.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = chars.iter().take_while(|c| **c != 0).flat_map(|c| c.to_ne_bytes()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_ends_before_its_nul_whatever_the_sign_of_a_char() {
+        let chars: Vec<c_char> = "GPU µ\0rest".bytes().map(|byte| byte as c_char).collect();
+        assert_eq!(until_nul(&chars), "GPU µ");
+    }
 
     #[test]
     fn drivers_with_long_rows_are_known() {
