@@ -38,6 +38,8 @@ CANTLE_TEST_REPLICAS=5 CANTLE_TEST_TASKS=1000 tests/cluster/run.sh -k "max_pods 
 # The same packing where there are a thousand nodes; and Kueue, which takes minutes to build.
 CANTLE_TEST_NODES=1000 tests/cluster/run.sh -s -k fill_gpus || [ $? = 77 ]
 CANTLE_TEST_KUEUE=yes tests/cluster/run.sh -k kueue || [ $? = 77 ]
+# A part of the openb trace as pods, next to `cantle simulate`.
+CANTLE_BENCH_GPUS=200 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
 # Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.
 CANTLE_TEST_FILE_MIB=2048 CANTLE_TEST_ALL=yes tests/files/run.sh || [ $? = 77 ]
 CANTLE_TEST_ALL=yes .venv/bin/python -m pytest -q tests/e2e/test_lost_node.py

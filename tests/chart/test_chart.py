@@ -136,6 +136,34 @@ def test_no_look_into_a_cluster():
     assert len(templates) > 5 and not [t.name for t in templates if "lookup" in t.read_text()]
 
 
+@pytest.mark.parametrize("path", ["dra", "classic"])
+def test_gpu_objects_come_with_all_they_need_or_not_at_all(chart, render, path):
+    def parts(node):
+        things = render({"path": path, "node": node})
+        [container] = one(things, "DaemonSet", "cantle-node")["spec"]["template"]["spec"]["containers"]
+        rules = [rule for role in of_kind(things, "ClusterRole") for rule in role["rules"]]
+        verbs = sorted(sorted(rule["verbs"]) for rule in rules if "gpus" in rule["resources"])
+        policies = [thing["metadata"]["name"] for thing in of_kind(things, "ValidatingAdmissionPolicy")]
+        return bool(of_kind(things, "CustomResourceDefinition")), "--gpu-objects" in container["args"], verbs, "cantle-node-gpus" in policies
+
+    views, writes = ["get", "list", "watch"], ["create", "delete", "list", "patch"]
+    assert parts({}) == (True, True, [writes, views], True)
+    assert parts({"gpuObjects": False}) == (False, False, [], False)
+
+
+def test_the_definition_of_gpu_objects_is_upgraded_and_removed_with_the_release(render):
+    """Helm does neither with what is in crds/."""
+    assert not (CHART / "crds").exists()
+    definition = one(render(), "CustomResourceDefinition", "gpus.cantle.dev")
+    assert definition["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    assert "helm.sh/resource-policy" not in definition["metadata"].get("annotations", {})
+    [version] = definition["spec"]["versions"]
+    names = [column["name"].upper() for column in version["additionalPrinterColumns"] if not column.get("priority")]
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    [documented] = re.findall(r"^ +NAME +(NODE .*)$", page, re.MULTILINE)
+    assert names == documented.split()
+
+
 def test_queues_are_given_to_the_controller_as_they_are(render):
     glue = {
         "queue": "default0500",

@@ -4,6 +4,9 @@ import pathlib
 
 import yaml
 
+from api import ApiError
+from processes import wait_until
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMESPACE = "cantle-system"
 NODE = "cantle-node"
@@ -26,7 +29,9 @@ PLACES = {
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
+DEFINITION = "CustomResourceDefinition"
 
 
 def place(thing):
@@ -44,18 +49,55 @@ def rendered(values=None):
 
 def standing():
     """The objects that all tests share: the device classes, and the rights of node drivers."""
-    rights = lambda thing: thing["metadata"]["name"] == NODE and thing["kind"] != "DaemonSet"
-    return [thing for thing in rendered() if thing["kind"] == "DeviceClass" or rights(thing)]
+    things = rendered()
+    return [thing for thing in things if thing["kind"] == "DeviceClass"] + of_node_drivers(things)
+
+
+def of_node_drivers(things):
+    """Their rights, and the definition of what they write."""
+    rights = lambda thing: thing["metadata"]["name"] in (NODE, f"{NODE}-gpus") and thing["kind"] != "DaemonSet"
+    return [thing for thing in things if thing["kind"] == DEFINITION or rights(thing)]
 
 
 def create(api, things):
     for thing in things:
+        if thing["kind"] == DEFINITION:
+            # Of a removed release it goes after its objects.
+            wait_gone(api, thing)
         api.create(place(thing), thing)
+    wait_served(api, things)
 
 
 def delete(api, things):
     for thing in things:
         api.delete(f"{place(thing)}/{thing['metadata']['name']}")
+    for thing in things:
+        if thing["kind"] == DEFINITION:
+            wait_gone(api, thing)
+
+
+def wait_gone(api, thing):
+    path = f"{place(thing)}/{thing['metadata']['name']}"
+    wait_until(lambda: api.find(path) is None, 60, f"the end of {path}")
+
+
+def wait_served(api, things):
+    """Until the API server serves the objects of each definition."""
+    for thing in things:
+        if thing["kind"] == DEFINITION:
+            of = thing["spec"]
+            served = f"/apis/{of['group']}/{of['versions'][0]['name']}/{of['names']['plural']}"
+            wait_until(lambda: is_served(api, served), 60, lambda: api.get(f"{place(thing)}/{thing['metadata']['name']}"))
+
+
+def is_served(api, path):
+    try:
+        return api.find(path)
+    except ApiError as error:
+        # "storage is (re)initializing"
+        if error.code != 429:
+            raise
+        return None
 
 
 def remove_devices(api):

@@ -8,7 +8,7 @@ import urllib.request
 import yaml
 
 import chart
-from chart import NAMESPACE, NODE
+from chart import NAMESPACE
 from driver import CANTLE, Driver
 from injector import Injector, pod
 from processes import Program, free_ports, wait_until
@@ -36,10 +36,11 @@ def rights(api, values=VALUES):
     rendered = chart.rendered(values)
     reservations = [thing for thing in rendered if thing["metadata"]["name"] == RESERVATIONS]
     things = [thing for thing in rendered if thing["kind"] not in RUNNING]
-    nodes = lambda things: [t for t in things if t["metadata"]["name"] == NODE]
+    nodes = chart.of_node_drivers
     others = [thing for thing in things if thing["metadata"]["name"].startswith(SCHEDULER)]
     chart.delete(api, chart.standing())
     apply(api, nodes(things) + others + reservations)
+    chart.wait_served(api, things)
     try:
         yield
     finally:

@@ -11,6 +11,8 @@ import shares
 from api import PARTITIONED, RESOURCE
 from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
+from gpu_objects import wait_shown
+from page import Shell
 from processes import wait_until
 from test_churn import check_node
 from test_documented_pods import held
@@ -49,9 +51,9 @@ def pods(on_worker, plane, namespace):
     return ClassicPods(plane.api, namespace)
 
 
-@pytest.mark.classic("A fraction by ClearML's label, held by the limit", "A pod waits for room, and starts when it is free")
-def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
-    node = on_worker("1xA100-80GB")
+@pytest.mark.classic("A fraction by ClearML's label, held by the limit", "A pod waits for room, and starts when it is free", "`kubectl` shows what is free on each GPU")
+def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker, programs, tmp_path):
+    node = on_worker("1xA100-80GB", "--gpu-objects")
     pods.ask("half", "0.500")
     pods.ask("quarter", annotations={"gpu-memory": "20480"})
     half, quarter = pods.said("half"), pods.said("quarter")
@@ -60,6 +62,8 @@ def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
     assert (40 << 10) - 1024 < half["taken"] < (40 << 10)
     (gpu,) = node.truth()
     assert gpu["used_bytes"] <= 60 * GIB and len(gpu["processes"]) == 2
+    total_mib = gpu["memory_bytes"] >> 20
+    wait_shown(Shell(plane, programs, tmp_path), [("shared", total_mib - half["total"] - quarter["total"], 2, "Healthy")], node.log)
     spec = pods.get("half")["spec"]
     assert "resourceClaims" not in spec and spec["schedulerName"] == "cantle-scheduler"
 

@@ -62,6 +62,11 @@ def compute(page, shell):
 
 
 def look(page, shell, kubeconfig):
+    # Of a pod that has a slice: test_gpu_objects.py.
+    shown = shell.run(page.next("kubectl get gpus.cantle.dev")).splitlines()
+    documented = page.next("NAME ").splitlines()
+    assert shown[0].split() == documented[0].split()
+    assert shown[1].split()[:4] == documented[1].split()[:4], shown
     text = page.next("cantle gpus --kubeconfig")
     said = shell.run(text.replace("NAMESPACE/POD", "default/half"), FILE=kubeconfig)
     assert "A100" in said and "default/half" in said, said

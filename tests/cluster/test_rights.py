@@ -17,6 +17,8 @@ RARE = {
     "cantle-queues get pods": "a pod of the task's name is there already: a replica died between making it and taking the task",
     "cantle-queues patch events.events.k8s.io": "the same event once more within minutes",
 }
+# Needed by a call that the audit log has under another verb: an apply of an object that does not exist is a patch there.
+IMPLIED = {"cantle-node create gpus.cantle.dev"}
 # No role grants these, and nothing needs them: test_scheduling.py shows that the first is refused. kube-scheduler looks for an authority whose
 # clients may call its own endpoints, and starts without one.
 REFUSED = {"cantle-node list secrets"} | {f"cantle-scheduler {verb} configmaps extension-apiserver-authentication kube-system" for verb in ("get", "list", "watch")}
@@ -28,8 +30,8 @@ def test_no_right_is_unused():
     assert {right.account for right in rights.granted()} == {call.account for call in calls if call.account.startswith("cantle-")}
     unused = rights.unused(rights.granted(), calls)
     # A rare one may have been used, by chance.
-    assert sorted(set(map(str, unused)) - set(RARE)) == [], "drop them from the chart, or say in RARE why they stay"
-    assert set(RARE) <= set(map(str, rights.granted())), "reasons for rights that are gone"
+    assert sorted(set(map(str, unused)) - set(RARE) - IMPLIED) == [], "drop them from the chart, or say in RARE why they stay"
+    assert {*RARE, *IMPLIED} <= set(map(str, rights.granted())), "reasons for rights that are gone"
 
 
 @whole_run

@@ -45,6 +45,13 @@ def test_a_replay_has_exactly_the_documented_fields(cantle, trace):
     assert {**again, "decisions_per_second": 0} == {**got, "decisions_per_second": 0}, "a seed decides everything"
 
 
+def test_in_order_each_task_of_the_file_comes_once(cantle, trace):
+    first, other = (figures(cantle, *trace, "--in-order", "--seed", seed) for seed in (1, 2))
+    assert first["decisions"] == 40 and first["allocation_percent_at_100"] is None, "20 of 64 GPUs are requested"
+    speed = {"seed": 0, "decisions_per_second": 0}
+    assert {**first, **speed} == {**other, **speed}, "nothing is drawn"
+
+
 def test_policies_differ_and_a_small_demand_never_reaches_100_percent(cantle, trace):
     best, worst = (figures(cantle, *trace, "--policy", policy)["allocation_percent_at_100"] for policy in ("worth", "spread"))
     assert best > worst + 2, "0.6 and 0.4 pair; spreading breaks the pairs"

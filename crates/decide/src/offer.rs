@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cantle_mig::{GpuGeometry, Instance, Table};
-use cantle_model::{Gpu, Slice};
+use cantle_model::{Gpu, GpuMode, Milli, Slice};
 use cantle_sched::GpuState;
 
 /// A GPU and its free capacity, as a node describes it.
@@ -61,6 +61,17 @@ impl Offer {
             self.instances = geometry.instances;
         }
         self
+    }
+
+    /// The mode that its slices give it.
+    #[must_use]
+    pub fn mode(&self, slices: &[&Slice]) -> GpuMode {
+        match slices {
+            _ if !self.has_shares() || slices.iter().any(|slice| slice.mig.is_some()) => GpuMode::Mig,
+            [] => GpuMode::Idle,
+            [one] if one.milli == Milli::ONE => GpuMode::Whole,
+            _ => GpuMode::Shared,
+        }
     }
 
     /// Does this slice of the GPU take anything of the offer? If only some instances are offered ([`Table::fixed`]),

@@ -9,6 +9,7 @@
 //! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
 //! | [`nominate`] | which node kube-scheduler tries first |
 //! | [`gpu_quota`] | which pods a quota of their namespace holds |
+//! | [`gpu_object`] | what `kubectl` shows of the GPUs of a node |
 //! | [`cluster`] | the GPUs of a cluster and their allocations |
 //! | [`queues`] | which tasks get pods, what the pods look like, and what is done about each |
 
@@ -18,6 +19,7 @@ pub mod cluster;
 mod decision;
 pub mod dra;
 mod error;
+pub mod gpu_object;
 pub mod gpu_quota;
 pub mod inject;
 pub mod names;

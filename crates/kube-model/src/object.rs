@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 
 static NONE: BTreeMap<String, String> = BTreeMap::new();
@@ -51,5 +52,17 @@ pub trait ObjectExt {
 impl<T: Metadata<Ty = ObjectMeta>> ObjectExt for T {
     fn meta(&self) -> &ObjectMeta {
         self.metadata()
+    }
+}
+
+/// The owner of what a node publishes, so that it goes when the node goes.
+pub(crate) fn node_owner(node: &Node) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.name_any(),
+        uid: node.uid().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
     }
 }

@@ -28,6 +28,9 @@ impl Version {
     /// tokens that name the node of their pod.
     pub const CLASSIC: Self = Self { major: 1, minor: 30, patch: 0 };
 
+    /// The first whose API server selects objects of a definition by its fields without a feature gate.
+    pub const SELECTABLE_FIELDS: Self = Self { major: 1, minor: 31, patch: 0 };
+
     /// The first whose scheduler keeps shares and partitions of one GPU apart (kubernetes#139040).
     pub const MIXED: Self = Self { major: 1, minor: 36, patch: 2 };
 

@@ -1,5 +1,6 @@
 //! The steps that both paths share on a node: claim its GPUs, serve them, and watch what pods hold.
 
+mod gpu_objects;
 pub(crate) mod kubelet;
 mod label;
 mod metrics;
@@ -24,6 +25,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::observe::show;
 use crate::{KubeError, listen};
+pub(crate) use gpu_objects::{GpuObjects, keep_gpu_objects};
 pub(crate) use kubelet::keep_containers;
 use label::is_for_mig;
 pub(crate) use label::{Label, keep_partitioned};
@@ -54,6 +56,8 @@ pub struct NodeConfig {
     /// GPUs to put into MIG mode at the start. Without a list, the node's label decides, as with ClearML's operator, and may
     /// change at any time.
     pub mig: Option<GpuList>,
+    /// Write an object for each GPU, for `kubectl get gpus.cantle.dev`; the cluster has their definition.
+    pub gpu_objects: bool,
     /// Address of `/healthz`, `/readyz` and `/metrics`; none if absent.
     pub observe: Option<SocketAddr>,
 }

@@ -35,6 +35,19 @@ pub enum GpuMode {
     Mig,
 }
 
+impl GpuMode {
+    /// In one word, as in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Shared => "shared",
+            Self::Whole => "whole",
+            Self::Mig => "mig",
+        }
+    }
+}
+
 /// A GPU of a node, read from the driver at start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {

@@ -61,9 +61,18 @@ impl<'a> Fill<'a> {
     /// Prepares the arrival of `inflate` times the cluster's GPUs in an order drawn with `seed`.
     #[must_use]
     pub fn new(trace: &'a Trace, policy: ReplayPolicy, seed: u64, inflate: f64) -> Self {
+        Self::of(trace, policy, seed, trace.workload(seed, inflate))
+    }
+
+    /// Prepares the arrival of `inflate` times the cluster's GPUs in the order of the file.
+    #[must_use]
+    pub fn in_order(trace: &'a Trace, policy: ReplayPolicy, seed: u64, inflate: f64) -> Self {
+        Self::of(trace, policy, seed, trace.in_order(inflate))
+    }
+
+    fn of(trace: &'a Trace, policy: ReplayPolicy, seed: u64, tasks: Vec<&'a TraceTask>) -> Self {
         let cluster = Cluster::empty(&trace.nodes);
-        let arrivals = trace.workload(seed, inflate).into_iter();
-        let arrivals = arrivals.map(|task| (task, cluster.shape(&task.demand))).collect();
+        let arrivals = tasks.into_iter().map(|task| (task, cluster.shape(&task.demand))).collect();
         Self {
             policy,
             seed,

@@ -112,6 +112,19 @@ impl Trace {
         tasks
     }
 
+    /// The tasks in the order of the file, as many as request `inflate` times the cluster's GPUs.
+    #[must_use]
+    pub fn in_order(&self, inflate: f64) -> Vec<&TraceTask> {
+        let target = self.gpu_milli() as f64 * inflate;
+        let mut total = 0;
+        let wanted = self.tasks.iter().take_while(|task| {
+            let wanted = (total as f64) < target;
+            total += task.gpu_milli;
+            wanted
+        });
+        wanted.collect()
+    }
+
     /// Nodes in random order, as many as are needed for `gpus` GPUs.
     #[must_use]
     pub fn some_nodes(&self, seed: u64, gpus: usize) -> Vec<Node> {
@@ -269,6 +282,14 @@ mod tests {
             says("name,cpu_milli,memory_mib,num_gpu\np,1,1,1"),
             "pods: no column \"gpu_milli\"; its first line must name the columns as openb does"
         );
+    }
+
+    #[test]
+    fn in_order_the_tasks_come_as_in_the_file() {
+        let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1,1,1,500\np1,1,1,2,1000\np2,1,1,1,250\n";
+        let trace = load(NODES, pods).unwrap();
+        let sizes = |inflate| trace.in_order(inflate).iter().map(|task| task.gpu_milli).collect::<Vec<_>>();
+        assert_eq!((sizes(1.0), sizes(1.3)), (vec![500, 2000], vec![500, 2000, 250]));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, GpuView, NodeView, TaskView};
 use cantle_clearml::{WireError, subcode};
-use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus};
+use cantle_model::{Bytes, Enforcement, Milli, TaskStatus};
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 use serde::Serialize;
@@ -150,7 +150,7 @@ fn compute(gpu: &GpuView) -> String {
 
 /// Its mode, and the reason if it is out of service: `idle`, `shared, Xid 79 (GPU has fallen off the bus)`.
 fn state(gpu: &GpuView) -> String {
-    let mode = mode(gpu.mode);
+    let mode = gpu.mode.word();
     gpu.fault.as_ref().map_or_else(|| mode.to_owned(), |fault| format!("{mode}, {fault}"))
 }
 
@@ -223,15 +223,6 @@ fn queues_of(node: &NodeView) -> String {
     node.queues.iter().map(|q| format!("{}={}", q.name, q.spec)).collect::<Vec<_>>().join(" ")
 }
 
-const fn mode(mode: GpuMode) -> &'static str {
-    match mode {
-        GpuMode::Idle => "idle",
-        GpuMode::Shared => "shared",
-        GpuMode::Whole => "whole",
-        GpuMode::Mig => "mig",
-    }
-}
-
 /// The GPU in eighths: a letter for each eighth of a slice, slices in their order, and dots for what is free. MIG instances
 /// are drawn where they are.
 fn bar(gpu: &GpuView) -> String {
@@ -279,7 +270,7 @@ fn clip(text: &str, limit: usize) -> String {
 mod tests {
     use super::*;
     use cantle_clearml::cantle::{ComputeView, SliceView};
-    use cantle_model::{ComputeMode, MigInstance};
+    use cantle_model::{ComputeMode, GpuMode, MigInstance};
 
     fn gpu(millis: &[u32]) -> GpuView {
         let slice = |&milli: &u32| SliceView {

@@ -44,6 +44,9 @@ struct ReplayArgs {
     #[arg(long, value_name = "X", requires = "trace", conflicts_with = "dynamic", default_value = "1.3",
         value_parser = inflation)]
     inflate: f64,
+    /// Let tasks arrive in the order of --pods [default: random order]
+    #[arg(long, requires = "trace", conflicts_with = "dynamic")]
+    in_order: bool,
     /// Let tasks arrive and end at the trace's own times, and wait when there is no capacity
     #[arg(long, requires = "trace")]
     dynamic: bool,
@@ -123,7 +126,8 @@ fn fill(context: &Context, args: &ReplayArgs, trace: &Trace) -> CommandResult {
 
 #[expect(clippy::disallowed_methods, reason = "the replay knows no clock; its speed is measured here")]
 fn fill_with(args: &ReplayArgs, trace: &Trace, policy: ReplayPolicy) -> Filled {
-    let fill = Fill::new(trace, policy, args.seed, args.inflate);
+    let prepare = if args.in_order { Fill::in_order } else { Fill::new };
+    let fill = prepare(trace, policy, args.seed, args.inflate);
     let start = Instant::now();
     fill.run().timed(start.elapsed().as_secs_f64())
 }

@@ -9,10 +9,11 @@ use k8s_openapi::api::resource::v1::{
     DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
 use crate::names::{COMPUTE_MARKER, DRIVER, TAINT_LOST, size_marker};
+use crate::object::node_owner;
 
 /// The API server takes no more devices that draw on counters, or have taints, in one slice.
 const DEVICES_MAX: usize = 64;
@@ -37,7 +38,7 @@ pub fn slices(inventory: &Inventory, node: &Node) -> Vec<ResourceSlice> {
         metadata: ObjectMeta {
             // The scheduler goes through a pool in the order of names.
             name: Some(format!("{name}-{DRIVER}-{at:02}")),
-            owner_references: Some(vec![owner(node)]),
+            owner_references: Some(vec![node_owner(node)]),
             ..ObjectMeta::default()
         },
         spec: ResourceSliceSpec {
@@ -50,18 +51,6 @@ pub fn slices(inventory: &Inventory, node: &Node) -> Vec<ResourceSlice> {
         },
     };
     parts.into_iter().enumerate().map(slice).collect()
-}
-
-/// So that they go when the node goes.
-fn owner(node: &Node) -> OwnerReference {
-    OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Node".to_owned(),
-        name: node.metadata.name.clone().unwrap_or_default(),
-        uid: node.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: None,
-    }
 }
 
 fn counter_set(counters: &Counters) -> CounterSet {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode, SliceView, WaitReport};
-use cantle_model::{Fraction, GpuMode, Milli};
+use cantle_model::{Fraction, Slice};
 use cantle_sched::Wait;
 
 use super::builder::PodBuilder;
@@ -50,8 +50,10 @@ fn spec(gpu: Option<&TemplateName>) -> String {
 fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
     let all =
         view.holdings.iter().flat_map(|holding| holding.slices.iter().map(move |slice| (holding, slice)));
-    let slices: Vec<SliceView> = all
-        .filter(|(_, slice)| slice.gpu == seen.offer.gpu.uuid)
+    let held: Vec<_> = all.filter(|(_, slice)| slice.gpu == seen.offer.gpu.uuid).collect();
+    let mode = seen.offer.mode(&held.iter().map(|(_, slice)| *slice).collect::<Vec<&Slice>>());
+    let slices: Vec<SliceView> = held
+        .into_iter()
         .map(|(holding, slice)| SliceView {
             compute: None,
             task: holding.name.clone(),
@@ -65,12 +67,6 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
         })
         .collect();
     let allocated: u32 = slices.iter().map(|slice| slice.milli).sum();
-    let mode = match slices.as_slice() {
-        _ if !seen.offer.has_shares() || slices.iter().any(|slice| slice.mig.is_some()) => GpuMode::Mig,
-        [] => GpuMode::Idle,
-        [one] if one.milli == Milli::ONE.0 => GpuMode::Whole,
-        _ => GpuMode::Shared,
-    };
     GpuView {
         index,
         uuid: seen.offer.gpu.uuid.0.clone(),

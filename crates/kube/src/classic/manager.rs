@@ -6,7 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_model::GpuUuid;
+use cantle_decide::Offer;
+use cantle_model::{GpuUuid, Lease};
 use cantle_node::AllocatableGpus;
 use cantle_runtime::cdi;
 use jiff::Timestamp;
@@ -20,7 +21,7 @@ use super::record::change;
 use crate::node::{Metrics, allocation, blocking};
 use crate::{KubeError, NodeConfig};
 use cantle_kube_model::classic::record::{NodeRecord, OfferedGpu, PlacedPod, Placements};
-use cantle_kube_model::classic::reserve::{Devices, HeldDevice, holder, together};
+use cantle_kube_model::classic::reserve::{Devices, HeldDevice, holder, left_by_others, together};
 use cantle_kube_model::classic::slice_decision;
 use cantle_kube_model::phase::has_ended;
 
@@ -178,7 +179,7 @@ impl Manager {
         let _turn = self.turn.lock().await;
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
         let devices = self.devices().await?;
-        let offered = |offer: cantle_decide::Offer| {
+        let offered = |offer: Offer| {
             let table = offer.table.clone().filter(|_| offer.has_instances()).map(Arc::unwrap_or_clone);
             let holder = devices.as_ref().map(|devices| holder(&offer.gpu, devices));
             let together = devices.as_ref().and_then(|devices| together(&offer.gpu, devices));
@@ -201,6 +202,17 @@ impl Manager {
             }
         }
         Ok(!offered.is_empty())
+    }
+
+    /// The GPUs without what other pods have of them, and the slices on them.
+    pub(super) async fn held(&self) -> Result<(Vec<Offer>, Vec<Lease>), KubeError> {
+        let (offers, leases) =
+            blocking(&self.grants, |grants| Ok((grants.offers()?, grants.active()?))).await?;
+        let offers = match self.devices().await? {
+            Some(devices) => left_by_others(offers, &devices),
+            None => offers,
+        };
+        Ok((offers, leases))
     }
 
     /// The allocations of NVIDIA's device plugin, by pod; none where the GPUs belong to cantle alone.

@@ -18,7 +18,8 @@ use tokio::time::{sleep, timeout};
 use super::manager::Manager;
 use super::plugin::serve;
 use crate::node::{
-    LOOK_EVERY, Label, Metrics, blocking, keep_containers, keep_partitioned, keep_watch, ticks,
+    GpuObjects, LOOK_EVERY, Label, Metrics, blocking, keep_containers, keep_gpu_objects, keep_partitioned,
+    keep_watch, ticks,
 };
 use crate::{KubeError, NodeConfig, Version, server_version};
 
@@ -54,19 +55,25 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants), &config.node));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
+    let mut objects = GpuObjects::of(&client, &config, version);
     let manager =
         Manager::new(client.clone(), &config, Arc::clone(&grants), Arc::clone(&metrics), plugin.reservation);
     let manager = Arc::new(manager);
     // A failure of the first publication is an error of the start; later ones are retried.
     let (health, healthy) = watch::channel(manager.publish().await?);
-    tokio::select! {
+    let served = tokio::select! {
         served = serve(Arc::clone(&manager), healthy, &plugin.dir, stop) => served,
         never = keep_published(&manager, &health) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_containers(metrics, config.kubelet_dir.clone()) => match never {},
         never = keep_partitioned(label, async || turn_mig_on(&grants).await) => match never {},
         never = keep_settled(&manager, client, &config.node) => match never {},
+        never = keep_gpu_objects(objects.as_mut(), async || manager.held().await) => match never {},
+    };
+    if let Some(objects) = &objects {
+        objects.remove().await;
     }
+    served
 }
 
 async fn turn_mig_on(grants: &Arc<AllocatableGpus>) -> Result<(), KubeError> {

@@ -5,6 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_decide::Offer;
+use cantle_model::Lease;
+use cantle_node::AllocatableGpus;
 use futures_util::StreamExt as _;
 use kube::Client;
 use tokio::sync::watch;
@@ -13,7 +16,10 @@ use tokio::time::sleep;
 use super::driver::Driver;
 use super::plugin::serve;
 use super::publish::Publisher;
-use crate::node::{LOOK_EVERY, Label, Metrics, keep_containers, keep_partitioned, keep_watch, ticks};
+use crate::node::{
+    GpuObjects, LOOK_EVERY, Label, Metrics, blocking, keep_containers, keep_gpu_objects, keep_partitioned,
+    keep_watch, ticks,
+};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// Interval of the search for deleted claims.
@@ -37,20 +43,31 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants), &config.node));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
+    let mut objects = GpuObjects::of(&client, &config, version);
     let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
     let driver =
         Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants), Arc::clone(&metrics));
     let publisher = Publisher::new(&client, &node);
     // A failure of the first publication is an error of the start; later ones are retried.
     publisher.publish(&driver.inventory().await?).await?;
-    tokio::select! {
+    let served = tokio::select! {
         served = serve(driver.clone(), &kubelet_dir, stop) => served,
         never = keep_published(&driver, &publisher) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_containers(metrics, kubelet_dir.clone()) => match never {},
         never = keep_swept(&driver) => match never {},
         never = keep_partitioned(label, async || driver.turn_mig_on().await) => match never {},
+        never = keep_gpu_objects(objects.as_mut(), async || held(&grants).await) => match never {},
+    };
+    if let Some(objects) = &objects {
+        objects.remove().await;
     }
+    served
+}
+
+/// The GPUs, and the slices on them.
+async fn held(grants: &Arc<AllocatableGpus>) -> Result<(Vec<Offer>, Vec<Lease>), KubeError> {
+    blocking(grants, |grants| Ok((grants.offers()?, grants.active()?))).await
 }
 
 /// After every change of the slices at the API server, and of the GPUs.

@@ -45,6 +45,9 @@ pub(crate) struct NodeArgs {
     /// without a reset
     #[arg(long, value_name = "LIST", value_parser = mig_list)]
     mig: Option<GpuList>,
+    /// Write an object for each GPU of this node, for kubectl get gpus.cantle.dev; the chart has their definition
+    #[arg(long)]
+    gpu_objects: bool,
     /// Address of /healthz, /readyz and /metrics, over HTTP [default: none]
     #[arg(long, value_name = "ADDR")]
     observe_listen: Option<SocketAddr>,
@@ -69,6 +72,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
         kubelet_dir: args.kubelet_dir,
         cdi_dir: args.cdi_dir,
         mig: args.mig,
+        gpu_objects: args.gpu_objects,
         observe: args.observe_listen,
     };
     let plugin = PluginConfig { dir: args.device_plugin_dir, reservation: args.reservation };

@@ -1,7 +1,7 @@
 //! Rows as styled lines: the same for `--once` and for the screen. Everything can be read without colors.
 
 use cantle_clearml::cantle::{GpuView, ProcessView, SliceView, TaskView};
-use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus, counted};
+use cantle_model::{Bytes, Enforcement, Milli, TaskStatus, counted};
 use ratatui::style::{Color, Modifier, Style as Look};
 use ratatui::text::{Line, Span};
 
@@ -77,12 +77,7 @@ pub(crate) fn row(row: &TopRow, style: Style) -> Line<'static> {
 
 fn gpu_line(node: &str, gpu: &GpuView, style: Style) -> Line<'static> {
     let model = gpu.model.strip_prefix("NVIDIA ").unwrap_or(&gpu.model);
-    let mode = match gpu.mode {
-        GpuMode::Idle => "idle",
-        GpuMode::Shared => "shared",
-        GpuMode::Whole => "whole",
-        GpuMode::Mig => "mig",
-    };
+    let mode = gpu.mode.word();
     let mut line = Line::default();
     line.push_span(Span::styled(
         format!("{:<16}", format!("{node}/{}", gpu.index)),

@@ -8,5 +8,6 @@ mod tests;
 
 pub use pod::{ReservationKind, node_of};
 pub use rules::{
-    Devices, HeldDevice, Placed, ReservationActions, SeenPod, best, has_room, holder, place, settle, together,
+    Devices, HeldDevice, Placed, ReservationActions, SeenPod, best, has_room, holder, left_by_others, place,
+    settle, together,
 };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cantle_decide::Offer;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::classic::choose::choose;
@@ -98,6 +99,21 @@ pub fn together(gpu: &Gpu, devices: &Devices) -> Option<u32> {
     let is_shared = devices.all.iter().any(|id| id.contains("::"));
     let is_given = devices.all.iter().any(|id| is_of(id, gpu));
     (is_shared && is_given).then(|| u32::try_from(devices.all.len()).unwrap_or(u32::MAX))
+}
+
+/// The offers, with nothing left of the GPUs that pods other than cantle's keep it from.
+pub fn left_by_others(offers: Vec<Offer>, devices: &Devices) -> Vec<Offer> {
+    let is_left = |gpu: &Gpu| {
+        let holder = holder(gpu, devices);
+        holder == PluginHolder::Nobody || holder.is_reservation()
+    };
+    let is_together = |gpu: &Gpu| together(gpu, devices).is_some();
+    let is_torn = offers.iter().any(|offer| is_together(&offer.gpu) && !is_left(&offer.gpu));
+    let left = |offer: Offer| {
+        let can_be_had = is_left(&offer.gpu) && !(is_torn && is_together(&offer.gpu));
+        if can_be_had { offer } else { offer.exhausted() }
+    };
+    offers.into_iter().map(left).collect()
 }
 
 /// The name of a reservation's pod as the kubelet reports it.

@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
 
+use cantle_decide::Offer;
 use cantle_model::{Gpu, GpuUuid};
 
 use super::rules::{
-    Devices, HeldDevice, Placed, ReservationActions, SeenPod, has_room, holder, place, settle, together,
+    Devices, HeldDevice, Placed, ReservationActions, SeenPod, has_room, holder, left_by_others, place,
+    settle, together,
 };
 
 use crate::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
@@ -231,4 +233,24 @@ fn holders_are_read_from_the_kubelets_ids() {
     assert!(
         matches!(holder(&gpu(0), &devices), PluginHolder::Barred(why) if why == "1 of its 2 replicas are reserved")
     );
+}
+
+#[test]
+fn nothing_is_left_of_gpus_that_other_pods_have() {
+    let held = |id: &str, namespace: &str| HeldDevice {
+        id: id.to_owned(),
+        namespace: namespace.to_owned(),
+        pod: "p".to_owned(),
+    };
+    let left = |all: &[&str], held: Vec<HeldDevice>| -> Vec<bool> {
+        let offers = (0..4).map(|index| Offer::new(gpu(index))).collect();
+        let offers = left_by_others(offers, &Devices { all: names(all), held });
+        offers.iter().map(|offer| offer.foreign_bytes == 0).collect()
+    };
+    let by_uuid = ["GPU-0", "GPU-1", "GPU-2"];
+    let pods = vec![held("GPU-0", "cantle-reservation"), held("GPU-1", "team")];
+    assert_eq!(left(&by_uuid, pods), [true, false, true, false], "the plugin does not give out the last one");
+    // With time-slicing the GPUs of a node can be reserved only together.
+    let sliced = ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"];
+    assert_eq!(left(&sliced, vec![held("GPU-1::0", "team")])[..2], [false, false]);
 }

@@ -1,5 +1,5 @@
 use cantle_clearml::cantle::NodeView;
-use cantle_model::MigInstance;
+use cantle_model::{GpuMode, MigInstance};
 
 use super::*;
 use crate::cmd::top::rows::{Sort, ViewOptions, rows};

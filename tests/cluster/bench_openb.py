@@ -1,0 +1,144 @@
+"""A part of the public trace "openb" on a cluster: `tests/cluster/run.sh -s -o python_files=bench_openb.py`. Its pods arrive one after the other
+on its nodes, which are hand-made. kube-scheduler is as it is, and the injector nominates. The same part in the same order goes through
+`cantle simulate`. As in the FGD experiment, no pod ends, and none is tried twice.
+
+Once with the pods that request GPUs, which the injector packs. Once with all pods of the trace: kube-scheduler spreads those without a GPU over
+the nodes, where they take the CPU that GPUs need."""
+
+import collections
+import copy
+import csv
+import json
+import os
+import random
+import subprocess
+
+import pytest
+
+from api import node
+from bench_cluster import clone, whole_pool
+from chart import ROOT
+from driver import CANTLE
+from injector import pod
+from processes import wait_until
+
+OPENB = ROOT.parent / "shared/data/openb"
+NODES, PODS = "openb_node_list_gpu_node.csv", "openb_pod_list_default.csv"
+SEED = int(os.environ.get("CANTLE_BENCH_SEED", "42"))
+GPUS = int(os.environ.get("CANTLE_BENCH_GPUS", "100"))
+# No node of the trace has more.
+NODE_GPUS = 8
+# A little more is requested than there is: the figure is the mean around 100 %.
+INFLATE = 1.01
+# The injector places by `binpack`. `worth`, the default of `cantle simulate`, also knows which sizes the trace requests how often.
+POLICIES = ("binpack", "worth")
+WITHIN_POINTS = 1
+
+
+class Part:
+    """Some nodes of the trace, and its pods, both in an order that the seed draws."""
+
+    def __init__(self, seed, gpus, wanted):
+        drawn = random.Random(seed)
+        nodes, pods = (list(csv.DictReader((OPENB / name).read_text().splitlines())) for name in (NODES, PODS))
+        drawn.shuffle(nodes)
+        drawn.shuffle(pods)
+        pods = [task for task in pods if wanted(task)]
+        self.nodes, self.pods = [], []
+        while self.gpus() < gpus:
+            self.nodes.append(nodes.pop())
+        while sum(map(milli, self.pods)) < self.gpus() * 1000 * INFLATE:
+            self.pods.append(pods.pop())
+
+    def gpus(self):
+        return sum(int(node["gpu"]) for node in self.nodes)
+
+    def simulated(self, folder, policy):
+        """The allocation at 100 %, by `cantle simulate`."""
+        for name, rows in {"nodes.csv": self.nodes, "pods.csv": self.pods}.items():
+            with open(folder / name, "w", newline="") as file:
+                table = csv.DictWriter(file, rows[0])
+                table.writeheader()
+                table.writerows(rows)
+        words = ["--nodes", folder / "nodes.csv", "--pods", folder / "pods.csv", "--in-order", "--inflate", str(INFLATE), "--policy", policy]
+        done = subprocess.run([CANTLE, "simulate", "--trace", "openb", *words, "-o", "json"], check=True, capture_output=True, text=True)
+        return json.loads(done.stdout)["allocation_percent_at_100"]
+
+
+def milli(task):
+    return int(task["num_gpu"]) * int(task["gpu_milli"])
+
+
+@pytest.fixture(params=["pods with GPUs", "all pods"])
+def part(plane, hand_made, make_driver, request):
+    """The nodes with their GPUs. All have the same memory, as in the simulation: the trace does not contain it."""
+    if not OPENB.is_dir():
+        pytest.skip(f"the trace is not in {OPENB}")
+    part = Part(SEED, GPUS, milli if request.param == "pods with GPUs" else lambda task: True)
+    driver = make_driver(hand_made, f"{NODE_GPUS}xA100-40GB")
+    (slice,) = wait_until(lambda: whole_pool(driver), 60, driver.log)
+    plane.api.merge(f"/api/v1/nodes/{hand_made}", {"spec": {"unschedulable": True}})
+    made = []
+    for task in part.nodes:
+        # Without a kubelet; conftest.py knows such nodes by their name.
+        name = f"hand-{task['sn']}"
+        thing = node(name)
+        amounts = {"cpu": f"{task['cpu_milli']}m", "memory": f"{task['memory_mib']}Mi", "pods": "1000"}
+        thing["status"]["allocatable"] = thing["status"]["capacity"] = {**thing["status"]["capacity"], **amounts}
+        plane.api.create("/api/v1/nodes", thing)
+        made.append(f"/api/v1/nodes/{name}")
+        own = copy.deepcopy(slice)
+        own["spec"]["devices"] = own["spec"]["devices"][: int(task["gpu"])]
+        for device in own["spec"]["devices"]:
+            device["attributes"]["uuid"]["string"] += f"-{name}"
+        made.append(clone(plane.api, own, name))
+    yield part
+    for path in made:
+        plane.api.delete(path)
+
+
+def as_pod(task):
+    """As a user of Run:ai's annotations or ClearML's label writes it."""
+    gpus, part = int(task["num_gpu"]), int(task["gpu_milli"])
+    is_share = gpus == 1 and part < 1000
+    annotations = {"gpu-fraction": f"{part / 1000:g}"} if is_share else {}
+    labels = {"clearml-injector/fraction": str(gpus)} if gpus and not is_share else {}
+    thing = pod(labels, annotations, name=task["name"])
+    thing["spec"]["containers"][0]["resources"] = {"requests": {"cpu": f"{task['cpu_milli']}m", "memory": f"{task['memory_mib']}Mi"}}
+    return thing
+
+
+def is_placed(api, path):
+    """True or False once kube-scheduler has decided."""
+
+    def decided():
+        seen = api.get(path)
+        if seen["spec"].get("nodeName"):
+            return "placed"
+        said = [each.get("message", "") for each in seen["status"].get("conditions", []) if each["type"] == "PodScheduled"]
+        # Before it, the pod waits for its gate and for its claim.
+        return "refused" if any("nodes are available" in message for message in said) else None
+
+    return wait_until(decided, 120, lambda: api.get(path)["status"]) == "placed"
+
+
+def test_a_part_of_openb(plane, part, injector, namespace, tmp_path, request):
+    api, pods, capacity = plane.api, f"/api/v1/namespaces/{namespace}/pods", part.gpus() * 1000
+    arrived = allocated = 0
+    means = collections.defaultdict(list)
+    for task in part.pods:
+        api.create(pods, as_pod(task))
+        arrived += milli(task)
+        if is_placed(api, f"{pods}/{task['name']}"):
+            allocated += milli(task)
+        else:
+            # It is not tried twice.
+            api.delete(f"{pods}/{task['name']}", 0)
+        means[round(100 * arrived / capacity)].append(100 * allocated / capacity)
+    here = sum(means[100]) / len(means[100])
+    simulated = {policy: part.simulated(tmp_path, policy) for policy in POLICIES}
+    which = request.node.callspec.params["part"]
+    print(f"\nopenb, seed {SEED}, {which}: {len(part.pods)} on {len(part.nodes)} nodes with {part.gpus()} GPUs. Allocated when 100 % are requested:")
+    print(f"on the cluster {here:.2f} %, " + ", ".join(f"cantle simulate --policy {policy} {value:.2f} %" for policy, value in simulated.items()))
+    if which == "pods with GPUs":
+        assert abs(here - simulated["binpack"]) <= WITHIN_POINTS
