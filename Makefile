@@ -1,5 +1,5 @@
 # What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
-.PHONY: build demo quick test docker-matrix bench gpu-test soak packages screenshots setup clean
+.PHONY: build demo quick test docker-matrix bench gpu-test soak packages docs screenshots setup clean
 
 build:
 	@tests/needs.sh cargo cc strip
@@ -45,6 +45,12 @@ packages:
 	cargo xtask dist packages $(CROSS:%=--arch %)
 	$(CROSS:%=cargo xtask verify-shim --arch %)
 	.venv-packages/bin/python packaging/build.py $(CROSS)
+
+# The documentation as a site with a search, into target/book. The first time it builds mdBook, which takes some minutes.
+docs:
+	@tests/needs.sh cargo cc
+	@[ -x target/tools/bin/mdbook ] || cargo install --locked --quiet --root target/tools --version 0.5.4 mdbook
+	target/tools/bin/mdbook build docs
 
 # Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
 # CONTAINERS=IMAGE (with Python 3) adds slices in containers of the machine's engine.
