@@ -4,8 +4,8 @@
 mod places;
 
 use std::io;
-use std::net::SocketAddr;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};

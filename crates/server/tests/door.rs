@@ -39,7 +39,8 @@ async fn a_client_that_still_sends_gets_its_answer() {
     for _ in 0..5 {
         let mut stream = connect(&server).await;
         let body = vec![b' '; 8 << 20];
-        let head = format!("POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head =
+            format!("POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&body).await.unwrap();
         let mut answer = Vec::new();
