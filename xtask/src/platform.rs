@@ -100,8 +100,8 @@ impl Platform {
     }
 
     /// rustc's flags for what is loaded into users' processes. By default, code for aarch64 calls functions that use the atomic
-    /// instructions of newer processors where there are any; a constructor asks the C library for that, and a filter runs no
-    /// code when it is loaded. The instructions of ARMv8.0 run everywhere.
+    /// instructions of newer processors where there are any, and ask the C library for that with a symbol that filters may not
+    /// use. The instructions of ARMv8.0 run everywhere.
     pub(crate) const fn shim_flags(self) -> Option<&'static str> {
         match self {
             Self::X86_64 => None,
