@@ -143,6 +143,8 @@ def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
     wait_until(lambda: pods.health("half") == "Healthy", 60, lambda: pods.get("half")["status"])
     driver.faults("* gpu=0 error=15\n")
     wait_until(lambda: pods.health("half") == "Unhealthy", 60, lambda: (pods.get("half")["status"], driver.log()))
+    # The kubelet and the API server hear of it at different times; until the latter does, a pod may still be placed there.
+    wait_until(lambda: driver.devices()["gpu-0-shared"].get("taints"), 60, driver.log)
     pods.create("quarter", "quarter")
     assert pods.said("quarter")["total"] == 20 << 10
     assert pods.device("quarter") == "gpu-1-shared"
