@@ -348,15 +348,23 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
 }
 
 /// Instances by first unit and size, of all holders, must not overlap, nor be more of a profile than there can be.
-fn instances(gpu: &GpuState, slices: &[&Slice], violations: &mut Vec<Violation>) {
+///
+/// A busy instance exactly where a running task has one is that task's: the node may have read it from the driver before it
+/// read that the task has claimed it. Where a task is to start, it is somebody else's.
+fn instances(gpu: &GpuState, running: &[&Slice], started: &[&Slice], violations: &mut Vec<Violation>) {
     let Some(geometry) = &gpu.mig else { return };
-    let held = slices.iter().filter_map(|slice| slice.mig.as_ref());
-    let held = held.map(|mig| (mig.start, mig.size, mig.profile.as_str()));
-    let foreign = geometry.instances.iter().filter(|instance| instance.busy).map(|instance| {
+    let places = |slices: &[&'_ Slice]| -> Vec<_> {
+        let instances = slices.iter().filter_map(|slice| slice.mig.clone());
+        instances.map(|mig| (mig.start, mig.size, mig.profile)).collect()
+    };
+    let running = places(running);
+    let busy = geometry.instances.iter().filter(|instance| instance.busy).map(|instance| {
         let profile = &geometry.table.profiles[instance.profile];
-        (instance.start, profile.size, profile.name.as_str())
+        (instance.start, profile.size, profile.name.clone())
     });
-    let mut all: Vec<(u32, u32, &str)> = held.chain(foreign).collect();
+    let mut all: Vec<(u32, u32, String)> = busy.filter(|place| !running.contains(place)).collect();
+    all.extend(places(started));
+    all.extend(running);
     all.sort_unstable();
     let overlap = all.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0);
     let too_many = geometry.table.profiles.iter().any(|profile| {
@@ -388,12 +396,12 @@ fn capacity(state: &Snapshot, plan: &Plan, node: &Node, violations: &mut Vec<Vio
     let touched: BTreeSet<&GpuUuid> =
         starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
     let running = || state.running.iter().filter(|running| running.node == node.name);
-    let held = running().flat_map(|running| &running.slices);
-    let slices: Vec<&Slice> = held.chain(starts.iter().flat_map(|start| &start.slices)).collect();
     for gpu in node.gpus.iter().filter(|gpu| touched.contains(&gpu.gpu.uuid)) {
-        let here: Vec<&Slice> = slices.iter().copied().filter(|slice| slice.gpu == gpu.gpu.uuid).collect();
-        let limits: u64 = here.iter().map(|slice| slice.memory_limit_bytes).sum();
-        instances(gpu, &here, violations);
+        let is_here = |slice: &&Slice| slice.gpu == gpu.gpu.uuid;
+        let held: Vec<&Slice> = running().flat_map(|running| &running.slices).filter(is_here).collect();
+        let started: Vec<&Slice> = starts.iter().flat_map(|start| &start.slices).filter(is_here).collect();
+        let limits: u64 = held.iter().chain(&started).map(|slice| slice.memory_limit_bytes).sum();
+        instances(gpu, &held, &started, violations);
         compute(state, gpu, &starts, violations);
         let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
         let bytes = limits.saturating_add(gpu.foreign_bytes);

@@ -187,6 +187,22 @@ fn a_foreign_instance_is_left_alone() {
     assert_eq!(world.run("b", profile("1g.5gb")), None);
 }
 
+/// A node reads its instances and its leases one after the other.
+#[test]
+fn the_instance_of_a_task_that_just_got_it_is_no_foreign_one() {
+    let mut world = World::new(vec![gpu(0, Some("A100-40GB"))]);
+    let small = world.state.nodes[0].gpus[0].mig.as_ref().unwrap().table.position("2g.10gb").unwrap();
+    assert_eq!(world.run("a", profile("2g.10gb")), got("2g.10gb", 4));
+    world.submit(Waiting::new(TaskId::from("b"), 0).wanting(profile("2g.10gb")));
+    let next = plan(&world.state, &world.policy, 0);
+    let (mut seen, mut taken) = (world.state.clone(), world.state.clone());
+    seen.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 4);
+    assert_eq!(audit(&seen, &next), []);
+    // Negative control: at the place of the task that is to start, it is somebody else's.
+    taken.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 2);
+    assert!(matches!(audit(&taken, &next)[..], [Violation::Instances { .. }]));
+}
+
 #[test]
 fn an_instance_goes_where_it_leaves_room_for_what_is_expected() {
     // Units 0 and 1 are taken. Unit 6 is in no 2g's way but in that of the last 3g; units 2 and 3 the other way round.
