@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 
+VERSION = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?")
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -30,12 +31,12 @@ def numbers(version):
 
 
 def add(book, site, version):
-    if not re.fullmatch(r"\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?", version):
+    if not VERSION.fullmatch(version):
         sys.exit(f"site_of_versions.py: {version!r} is no version; a version is written 1.2.3 or 1.2.3-rc.1")
     site.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(site / version, ignore_errors=True)
     shutil.copytree(book, site / version)
-    versions = sorted((entry.name for entry in site.iterdir() if re.match(r"\d", entry.name)), key=numbers, reverse=True)
+    versions = sorted((entry.name for entry in site.iterdir() if VERSION.fullmatch(entry.name)), key=numbers, reverse=True)
     rows = "\n".join(f'<li><a href="{html.escape(each)}/">{html.escape(each)}</a>' for each in versions)
     (site / "index.html").write_text(PAGE.format(rows=rows))
 

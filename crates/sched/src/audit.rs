@@ -353,16 +353,12 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
 /// read that the task has claimed it. Where a task is to start, it is somebody else's.
 fn instances(gpu: &GpuState, running: &[&Slice], started: &[&Slice], violations: &mut Vec<Violation>) {
     let Some(geometry) = &gpu.mig else { return };
-    let places = |slices: &[&'_ Slice]| -> Vec<_> {
-        let instances = slices.iter().filter_map(|slice| slice.mig.clone());
-        instances.map(|mig| (mig.start, mig.size, mig.profile)).collect()
-    };
     let running = places(running);
     let busy = geometry.instances.iter().filter(|instance| instance.busy).map(|instance| {
         let profile = &geometry.table.profiles[instance.profile];
-        (instance.start, profile.size, profile.name.clone())
+        (instance.start, profile.size, profile.name.as_str())
     });
-    let mut all: Vec<(u32, u32, String)> = busy.filter(|place| !running.contains(place)).collect();
+    let mut all: Vec<(u32, u32, &str)> = busy.filter(|place| !running.contains(place)).collect();
     all.extend(places(started));
     all.extend(running);
     all.sort_unstable();
@@ -373,6 +369,12 @@ fn instances(gpu: &GpuState, running: &[&Slice], started: &[&Slice], violations:
     if overlap || too_many {
         violations.push(Violation::Instances { gpu: gpu.gpu.uuid.clone() });
     }
+}
+
+/// The first unit, size and profile of each MIG instance.
+fn places<'a>(slices: &[&'a Slice]) -> Vec<(u32, u32, &'a str)> {
+    let instances = slices.iter().filter_map(|slice| slice.mig.as_ref());
+    instances.map(|mig| (mig.start, mig.size, mig.profile.as_str())).collect()
 }
 
 /// A slice without a promise has what the others leave.
