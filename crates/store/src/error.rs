@@ -304,6 +304,7 @@ impl StorageFault {
     pub(crate) fn of(error: &sqlx::Error) -> Option<Self> {
         let sqlx::Error::Database(answer) = error else {
             return match error {
+                sqlx::Error::Io(source) if let Some(shared) = shared(source) => Self::of(shared),
                 sqlx::Error::Io(source) if is_of_a_connection(source.kind()) => Some(Self::Away),
                 sqlx::Error::Io(_) => Some(Self::Io),
                 // sqlx reads a zero where the connection ended before the answer to its first question: no server returns
@@ -325,6 +326,11 @@ impl StorageFault {
             _ => None,
         }
     }
+}
+
+/// The error of a commit that was for several callers.
+fn shared(error: &std::io::Error) -> Option<&sqlx::Error> {
+    error.get_ref()?.downcast_ref::<db::Shared>().map(|shared| &*shared.0)
 }
 
 /// Files don't fail like this.

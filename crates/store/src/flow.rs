@@ -7,7 +7,7 @@ use cantle_model::TaskStatus::{
 };
 
 use crate::data::{Change, Taken, TaskClaim, TaskRow};
-use crate::db::{Sql, Tx, query, query_as, query_scalar};
+use crate::db::{Pool, Sql, Tx, query, query_as, query_scalar};
 use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::{NewTask, insert, load};
 use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
@@ -98,6 +98,12 @@ impl Store {
         only: Option<&str>,
         now_us: i64,
     ) -> Result<Option<Taken>, StoreError> {
+        if let (None, Some(pool)) = (only, self.writers.at_once()) {
+            let taken = take_at_once(&pool, queue, now_us).await?;
+            if taken.is_some() || !self.waits_in(queue).await? {
+                return Ok(taken);
+            }
+        }
         let mut write = self.write().await?;
         let Some((task, added_us)) = take_entry(&mut write.tx, queue, only).await? else {
             queue_name(&mut write.tx, queue).await?;
@@ -106,6 +112,14 @@ impl Store {
         let run = runs::begin(&mut write.tx, &task, Some(now_us)).await?;
         write.commit().await?;
         Ok(Some(Taken { task, added_us, run }))
+    }
+
+    /// Whether anything is in a queue, which must exist.
+    async fn waits_in(&self, queue: &str) -> Result<bool, StoreError> {
+        let count = "SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
+             FROM queues WHERE id = $1";
+        let waiting: Option<i64> = query_scalar(count).bind(queue).fetch_optional(&self.readers).await?;
+        waiting.map(|waiting| waiting > 0).ok_or_else(|| StoreError::NoQueue(queue.to_owned()))
     }
 
     /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the
@@ -413,6 +427,27 @@ pub(crate) async fn queue_name(tx: &mut Tx, id: &str) -> Result<String, StoreErr
 pub(crate) async fn entry(tx: &mut Tx, task: &str) -> Result<Option<(String, i64)>, StoreError> {
     let found = query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
     Ok(found.fetch_optional(tx).await?)
+}
+
+/// Takes the first task that nobody keeps out of a queue, and begins its run: one statement, where the database can. It is
+/// the transaction, too.
+async fn take_at_once(pool: &Pool, queue: &str, now_us: i64) -> Result<Option<Taken>, StoreError> {
+    let taken: Option<(String, i64, i64)> = query_as(
+        "WITH first AS MATERIALIZED (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
+         WHERE queue_entries.queue = $1 ORDER BY position LIMIT 1 FOR UPDATE OF tasks SKIP LOCKED), \
+         entry AS (DELETE FROM queue_entries USING first WHERE queue_entries.task = first.task \
+         RETURNING queue_entries.task, added_us), \
+         begun AS (UPDATE tasks SET run = run + 1, taken_us = $2 FROM entry WHERE id = entry.task \
+         RETURNING id, run, project, tasks.queue), \
+         runs AS (INSERT INTO runs (task, run, project, queue, taken_us, slices) \
+         SELECT id, run, project, queue, $2, '[]' FROM begun) \
+         SELECT entry.task, added_us, run FROM entry JOIN begun ON begun.id = entry.task",
+    )
+    .bind(queue)
+    .bind(now_us)
+    .fetch_optional(pool)
+    .await?;
+    Ok(taken.map(|(task, added_us, run)| Taken { task, added_us, run }))
 }
 
 /// Takes the first entry out of a queue, or the one of `only`: its task, and since when it waited. On PostgreSQL the task's

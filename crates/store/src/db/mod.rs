@@ -2,17 +2,18 @@
 //! runs it. [`sqlite`], [`postgres`] and [`words`] have the differences.
 
 mod builder;
+mod merged;
 pub(crate) mod postgres;
 mod query;
 pub(crate) mod sqlite;
 mod words;
 mod writer;
 
-use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+use sqlx::{PgPool, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use builder::Sql;
 pub(crate) use query::{Row, Value, query, query_as, query_scalar, without_nul};
-pub(crate) use writer::{Outlives, Writer};
+pub(crate) use writer::{Outlives, Shared, Writer};
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +41,17 @@ impl Writers {
     pub(crate) async fn begin(&self, outlives: Outlives) -> Result<Tx, sqlx::Error> {
         Ok(match self {
             Self::Sqlite(writer) => Tx::Writing(writer.begin(outlives).await),
-            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?.into()),
         })
+    }
+
+    /// Connections for a statement that writes, and is a transaction by itself; `None`: SQLite can't write in the middle of a
+    /// statement that reads.
+    pub(crate) fn at_once(&self) -> Option<Pool> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(pool) => Some(Pool::Postgres(pool.clone())),
+        }
     }
 
     pub(crate) async fn close(&self) {
@@ -59,7 +69,7 @@ pub(crate) enum Tx {
     Sqlite(Transaction<'static, Sqlite>),
     /// One that writes.
     Writing(writer::Writing),
-    Postgres(Transaction<'static, Postgres>),
+    Postgres(merged::Merged),
 }
 
 /// The kinds of work that one transaction does at a time: the first numbers of their locks on PostgreSQL. The second one
@@ -96,9 +106,9 @@ impl Pool {
     pub(crate) async fn begin(&self) -> Result<Tx, sqlx::Error> {
         Ok(match self {
             Self::Sqlite(pool) => Tx::Sqlite(pool.begin().await?),
-            Self::Postgres(pool) => {
-                Tx::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?)
-            }
+            Self::Postgres(pool) => Tx::Postgres(
+                pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?.into(),
+            ),
         })
     }
 

@@ -12,6 +12,9 @@ use crate::{StorageFault, StoreError, migrations};
 const CONNECTIONS: u32 = 8;
 /// A call waits no longer for a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A connection that was used since then is taken to be well: to ask is a way to the server and back. If it is not, its call
+/// fails as one does that loses its connection on the way.
+const FRESH: Duration = Duration::from_secs(1);
 /// Time limits that no transaction of ours exceeds; [`Kind::settled`] depends on it.
 const LIMITS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '10s'; SET idle_in_transaction_session_timeout = '30s'";
 /// Version 14.
@@ -103,6 +106,10 @@ pub(crate) async fn open(options: PgConnectOptions) -> Result<(Writers, Pool), S
         PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(PATIENCE)
+            .test_before_acquire(false)
+            .before_acquire(|connection, used| {
+                Box::pin(async move { Ok(used.idle_for < FRESH || connection.ping().await.is_ok()) })
+            })
             .after_connect(|connection, _| {
                 Box::pin(async move { sqlx::raw_sql(LIMITS).execute(connection).await.map(drop) })
             })

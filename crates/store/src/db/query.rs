@@ -95,7 +95,7 @@ tuples! {
     (A 0, B 1, C 2);
 }
 
-/// A text with `?` for each value, and the values, for SQLite.
+/// A text and its values, as one of the databases takes them: with `?` for each value, or with `$n`.
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(super) text: Cow<'static, str>,
@@ -113,6 +113,19 @@ impl Statement {
             };
         }
         query
+    }
+
+    pub(super) fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
+        let mut arguments = PgArguments::default();
+        for value in self.values {
+            match value {
+                Value::Int(value) => arguments.add(value),
+                Value::Real(value) => arguments.add(value),
+                Value::Text(value) => arguments.add(value.map(without_nul)),
+            }
+            .map_err(sqlx::Error::Encode)?;
+        }
+        Ok(sqlx::query_with(safe(self.text), arguments))
     }
 }
 
@@ -158,7 +171,10 @@ macro_rules! on {
                 Found::Sqlite(all.sqlite().$run(writing.connection()?).await?)
             }
             Place::Pool(Pool::Postgres(pool)) => Found::Postgres($query.postgres()?.$run(pool).await?),
-            Place::Tx(Tx::Postgres(tx)) => Found::Postgres($query.postgres()?.$run(&mut **tx).await?),
+            Place::Tx(Tx::Postgres(tx)) => {
+                tx.flush().await?;
+                Found::Postgres($query.postgres()?.$run(tx.connection()).await?)
+            }
         }
     };
 }
@@ -230,7 +246,8 @@ impl<O> Query<O> {
     pub(crate) async fn later(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
         match tx {
             Tx::Writing(writing) => writing.later(self.statement()),
-            Tx::Sqlite(_) | Tx::Postgres(_) => drop(self.execute(tx).await?),
+            Tx::Postgres(postgres) => postgres.later(self.numbered()).await?,
+            Tx::Sqlite(_) => drop(self.execute(tx).await?),
         }
         Ok(())
     }
@@ -279,20 +296,16 @@ impl<O> Query<O> {
         }
     }
 
-    fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
+    fn numbered(self) -> Statement {
         let text = self.postgres.map_or(self.text, Cow::Borrowed);
         let text = if self.is_marked { Cow::Owned(numbered(&text)) } else { text };
         let text = if self.lock.is_empty() { text } else { Cow::Owned(format!("{text}{}", self.lock)) };
-        let mut arguments = PgArguments::default();
-        for value in self.values {
-            match value {
-                Value::Int(value) => arguments.add(value),
-                Value::Real(value) => arguments.add(value),
-                Value::Text(value) => arguments.add(value.map(without_nul)),
-            }
-            .map_err(sqlx::Error::Encode)?;
-        }
-        Ok(sqlx::query_with(safe(text), arguments).persistent(!self.is_planned_for_values))
+        Statement { text, values: self.values }
+    }
+
+    fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
+        let is_kept = !self.is_planned_for_values;
+        Ok(self.numbered().postgres()?.persistent(is_kept))
     }
 }
 
