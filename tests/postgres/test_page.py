@@ -128,8 +128,13 @@ def test_from_nothing_to_three_servers_and_back(machines):
     page.end()
 
 
+STATUS = "cantle db status postgres://cantle@db/cantle"
+# The database notices the end of a server, and another one leads, a moment later.
+STATUS_OF_TWO = f"for n in $(seq 120); do {STATUS} | tee status | grep -qE ' 2 +s[23]/' && break; sleep 0.5; done; cat status"
+
+
 def the_loss_of_a_server(machines, reader):
-    long, _, _, status, _ = reader.block("$ cantle submit --queue small --name long")
+    long, _, _, status, _ = reader.block("$ cantle submit --queue small --name long", **{STATUS: STATUS_OF_TWO})
     assert re.search(r" 2 +s[23]/", status), "two servers, one of which leads"
     machines["laptop"].until(f"cantle tasks {long.strip()}", "completed")
     assert machines["laptop"].run(f"cantle logs {long.strip()}").strip() == "done"
