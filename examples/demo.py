@@ -46,7 +46,7 @@ class Demo:
         return json.loads(self.cli("-o", "json", *words))["items"]
 
     def wait_up(self):
-        for _ in range(1200):
+        for _ in range(200):
             self.log.seek(0)
             text = self.log.read().decode()
             if "cantle is up" in text:
@@ -111,9 +111,9 @@ def watch(demo, ids):
     """Draws until all tasks have ended; returns what was seen: places, reasons, the fullest moment."""
     names = {task: queue for queue, task in ids.items()}
     seen = {"gpus": {}, "reasons": {}, "most_milli": 0, "start_order": []}
-    drawn, deadline, before = 0, time.monotonic() + 300, None
+    drawn, deadline, before = 0, time.monotonic() + 90, None
     while True:
-        expect(time.monotonic() < deadline, "the tasks did not end within 300 s")
+        expect(time.monotonic() < deadline, "the tasks did not end within 90 s")
         gpus = sorted(demo.json("gpus"), key=lambda gpu: gpu["index"])
         tasks = sorted(demo.json("tasks", *ids.values()), key=lambda task: list(ids.values()).index(task["id"]))
         for task in tasks:
