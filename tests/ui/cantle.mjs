@@ -14,7 +14,7 @@ const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
 /** Longer than anything takes here: other suites use the cores, too. */
-const PATIENCE_MS = 60_000;
+const PATIENCE_MS = 120_000;
 
 /** Asks until the answer is true, and says what it waited for if it never is. */
 export async function until(what, ask, timeout_ms = PATIENCE_MS) {
@@ -108,7 +108,7 @@ export class Cantle {
 
   #run(words) {
     const [program, ...rest] = this.machine.command(BINARY, ...words);
-    return spawnSync(program, rest, { env: this.env, encoding: "utf8", timeout: 3 * PATIENCE_MS });
+    return spawnSync(program, rest, { env: this.env, encoding: "utf8", timeout: PATIENCE_MS });
   }
 
   /** The answer of a command, which must be a good one. */
