@@ -127,11 +127,13 @@ def begun(fleet):
 
 
 def is_ended_once(fleet, task):
-    """The second run ends the task, and nothing of the first one is reported."""
+    """The last run ends the task, and nothing of the first one is reported. As a rule there are two: a node that a busy machine does not
+    let renew in time is lost as well."""
     (fleet.out / "end").touch()
     fleet.cantle.wait_state(task, "completed", seconds=180)
-    assert fleet.cantle.said(task) == ["done"] and len(fleet.runs()) == 2
-    assert kinds(fleet.cantle, task).count("exit") == 1
+    assert fleet.cantle.said(task) == ["done"]
+    happened = kinds(fleet.cantle, task)
+    assert happened.count("exit") == 1 and len(fleet.runs()) == 1 + happened.count("requeue") >= 2, happened
     wait_until(lambda: fleet.engine.containers() == [] and guards() == [], 120, fleet.engine.containers)
 
 
@@ -147,7 +149,7 @@ def test_a_container_whose_agent_is_dead_ends_before_its_task_runs_elsewhere(fle
         # Said from the node's silence until the task is given away.
         wait_until(lambda: "it is queued again after" in why(), 60, why)
         fleet.wait_silence(old, 60)
-    wait_until(lambda: len(fleet.runs()) == 2 and fleet.signs(fleet.runs()[1]), 120, lambda: fleet.cantle.cli("why", task).stdout)
+    wait_until(lambda: len(fleet.runs()) > 1 and fleet.signs(fleet.runs()[1]), 120, lambda: fleet.cantle.cli("why", task).stdout)
     last, first = fleet.signs(old)[-1], fleet.signs(fleet.runs()[1])[0]
     assert last < first and last - lost < AFTER_S + SLACK_S, "the old run ends at its fence, and before the new one begins"
     # The agent comes back late.
