@@ -29,7 +29,7 @@ PASSWORDS = (
     (re.compile(r"(.*createuser.*--pwprompt.*)"), r"printf 'SECRET\nSECRET\n' | setsid --wait \1"),
     (re.compile(r"(.*pg_basebackup.*)"), r"PGPASSWORD=SECRET \1"),
 )
-# Of a server that is there: the page's checks give it a second.
+# The page gives a server a second for this answer. One that starts on a slow machine takes connections and answers later; HAProxy cuts them.
 TOO_SLOW = re.compile(r"is DOWN, reason: Layer\d timeout")
 LINE = re.compile(r"(?:(\$)|([a-z]+\d*)#) (.*)")
 
