@@ -31,6 +31,7 @@ def is_one_error(said):
 
 
 def wait_until(condition, seconds, what):
+    """Asks until the answer is yes. The time is a generous one where no promise sets it: other suites use the cores too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = condition()
@@ -62,10 +63,13 @@ class Server:
             "HOME": str(home),
             "CLEARML_CONFIG_FILE": str(home / "no.conf"),
             "CLEARML_CACHE_DIR": str(home / "cache"),
+            # Otherwise the SDK asks git from a thread while it forks its reporter; now and then the fork is stuck forever, with any
+            # server.
+            "CLEARML__SDK__DEVELOPMENT__VCS_REPO_DETECT_ASYNC": "false",
         }
         self.start([CANTLE, "server", "--listen", "127.0.0.1:0", *flags], "server.log")
         file = self.data / "credentials.json"
-        wait_until(lambda: file.exists() and self.answers(file), 20, "server")
+        wait_until(lambda: file.exists() and self.answers(file), 60, "server")
         keys = json.loads(file.read_text())
         self.url = keys["url"]
         self.env |= {
@@ -80,7 +84,7 @@ class Server:
         import requests
 
         try:
-            return requests.get(json.loads(file.read_text())["url"] + "/healthz", timeout=1).ok
+            return requests.get(json.loads(file.read_text())["url"] + "/healthz", timeout=10).ok
         except (requests.RequestException, ValueError):
             return False
 
@@ -89,7 +93,7 @@ class Server:
         import requests
 
         keys = (self.env["CLEARML_API_ACCESS_KEY"], self.env["CLEARML_API_SECRET_KEY"])
-        answer = requests.post(f"{self.url}/{endpoint}", json=body, auth=keys, timeout=10).json()
+        answer = requests.post(f"{self.url}/{endpoint}", json=body, auth=keys, timeout=60).json()
         assert answer["meta"]["result_code"] == 200, answer["meta"]
         return answer["data"]
 
@@ -130,7 +134,7 @@ class Server:
         self.background.append(child)
         return child
 
-    def run(self, argv, timeout=120, **env):
+    def run(self, argv, timeout=300, **env):
         """Runs a program to its end, which must be a good one; its stdout."""
         done = subprocess.run(
             self.command(argv),
@@ -160,7 +164,7 @@ class Server:
         if child.poll() is None:
             child.send_signal(signal.SIGINT)
             try:
-                child.wait(20)
+                child.wait(60)
             except subprocess.TimeoutExpired:
                 pass
         try:

@@ -13,7 +13,7 @@ def daemon(server, *words, gpus="0-2", log="daemon.log", machine=None, **env):
     child = server.start(argv, log, machine, **NODE | env)
     pattern = "node1:dgpu*"
     workers = lambda: server.api("workers.get_all", last_seen=60, worker_pattern=pattern)["workers"]
-    wait_until(lambda: workers() or child.poll() is not None, 30, "the daemon")
+    wait_until(lambda: workers() or child.poll() is not None, 60, "the daemon")
     assert child.poll() is None, server.text(log)
     return child
 
@@ -25,7 +25,7 @@ def command(server, name, *argv):
     return server.api("tasks.create", name=name, type="training", hyperparams=hyperparams)["id"]
 
 
-def ended(server, *tasks, seconds=60):
+def ended(server, *tasks, seconds=120):
     final = ("completed", "failed", "stopped")
     wait_until(lambda: all(server.status(task) in final for task in tasks), seconds, "the end")
     return [server.status(task) for task in tasks]

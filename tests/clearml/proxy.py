@@ -95,4 +95,4 @@ def is_theirs(refusal):
 
 def no_refusal(proxy):
     ours = [refusal for refusal in proxy.refusals if not is_theirs(refusal)]
-    assert ours == []
+    assert ours == [], ours

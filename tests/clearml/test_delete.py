@@ -9,7 +9,7 @@ from test_sdk import TRAIN
 
 
 def cantle(server, *words, **options):
-    return subprocess.run(server.command([CANTLE, *words]), env=server.env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, **options)
+    return subprocess.run(server.command([CANTLE, *words]), env=server.env, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, **options)
 
 
 def files_of(server, task):
@@ -61,7 +61,7 @@ def test_whoever_sits_there_is_asked(server):
         words = server.command([CANTLE, "tasks", "delete", task])
         child = subprocess.Popen(words, env=server.env, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         os.write(ours, answer)
-        _, said = child.communicate(timeout=60)
+        _, said = child.communicate(timeout=180)
         os.close(ours)
         os.close(theirs)
         assert "Delete 1 tasks" in said

@@ -13,7 +13,7 @@ A100_40GB = 40 * 1024 * MIB
 
 def report_of(server, task):
     file = server.home / "reports" / task
-    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 90, f"{task}'s report")
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 240, f"{task}'s report")
     words = file.read_text().split()
     return dict(zip(words[::2], map(int, words[1::2])))
 
@@ -31,7 +31,7 @@ def each_is_held_to_its_slice(server, tasks):
 
 
 def ended(server, task):
-    wait_until(lambda: server.status(task) in ("completed", "failed", "stopped"), 90, f"{task}'s end")
+    wait_until(lambda: server.status(task) in ("completed", "failed", "stopped"), 240, f"{task}'s end")
     return server.status(task)
 
 

@@ -2,12 +2,16 @@
 
 import os
 import sys
+import time
 
 import pytest
 from conftest import CANTLE, wait_until
+from lateness import lateness
 from ours import command, daemon, ended
 
 STARTS = 50 if os.environ.get("CANTLE_TEST_ALL") else 20
+# A start has about as many steps of a process that does nothing, one after the other, on its way.
+STEPS = 20
 
 
 def test_exit_states_and_logs_as_clearml_knows_them(server):
@@ -18,7 +22,7 @@ def test_exit_states_and_logs_as_clearml_knows_them(server):
     for task in (good, bad):
         server.api("tasks.enqueue", task=task, queue=queue)
     assert ended(server, good, bad) == ["completed", "failed"]
-    wait_until(lambda: "well done" in server.log_of(good) and "oh no" in server.log_of(bad), 10, "the logs")
+    wait_until(lambda: "well done" in server.log_of(good) and "oh no" in server.log_of(bad), 60, "the logs")
     seen = server.sdk(f"from clearml import Task\ntask = Task.get_task(task_id={bad!r})\nanswer = task.data.status_message")
     assert "3" in seen + server.api("tasks.get_by_id", task=bad)["task"]["status_reason"]
 
@@ -33,39 +37,47 @@ copy = Task.clone(source_task={template!r}, name='copy')
 Task.enqueue(copy, queue_name='single_gpu')
 answer = copy.id
 """)
-    wait_until(lambda: server.status(task) == "in_progress", 20, "the start")
+    wait_until(lambda: server.status(task) == "in_progress", 60, "the start")
     server.sdk(f"from clearml import Task\nTask.get_task(task_id={task!r}).mark_stop_request()")
-    assert ended(server, task, seconds=20) == ["stopped"]
+    assert ended(server, task) == ["stopped"]
 
 
 def test_tasks_start_within_a_second(server):
+    """By the server's clock. A machine that is busy with others is late itself: that is measured beside it."""
     queue = server.queue("quarter_gpu")
     daemon(server, "--queue", "quarter_gpu=0.25")
-    waits = []
-    for n in range(STARTS):
-        task = command(server, str(n), "true")
-        server.api("tasks.enqueue", task=task, queue=queue)
-        ended(server, task)
-        events = server.api("cantle.get_events", task=task)["events"]
-        at = {event["kind"]: event["id"] for event in events}
-        # Positions of events are microseconds.
-        waits.append((at["start"] - at["enqueue"]) / 1e6)
-    waits.sort()
+    starts = []
+    with lateness() as machine:
+        for n in range(STARTS):
+            begin = time.monotonic()
+            task = command(server, str(n), "true")
+            server.api("tasks.enqueue", task=task, queue=queue)
+            ended(server, task)
+            events = server.api("cantle.get_events", task=task)["events"]
+            at = {event["kind"]: event["id"] for event in events}
+            # Positions of events are microseconds.
+            starts.append(((at["start"] - at["enqueue"]) / 1e6, machine.worst_since(begin)))
+    waits = sorted(wait for wait, _ in starts)
     print(f"start after enqueue over {STARTS} tasks: p50 {waits[STARTS // 2]:.2f} s, p90 {waits[STARTS * 9 // 10]:.2f} s, most {waits[-1]:.2f} s")
-    assert waits[STARTS // 2] < 0.3 and waits[-1] < 1.0, waits
+    print(f"meanwhile a process that does nothing took {machine.usual():.3f} s, at most {max(late for _, late in starts):.3f} s")
+    # The promise, and what the machine itself was late.
+    assert waits[STARTS // 2] < 0.3 + STEPS * machine.usual(), starts
+    assert [start for start in starts if start[0] >= 1 + STEPS * start[1]] == [], starts
 
 
 @pytest.mark.parametrize("server", [["--open-source"]], indirect=True)
 def test_our_agent_on_a_server_without_anything_of_cantles(server):
     names = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
     queues = [server.queue(name.partition("=")[0]) for name in names]
-    tasks = [command(server, f"task {n}", "sh", "-c", "sleep 3; echo done") for n in range(len(queues))]
+    hold = f"while [ ! -e {server.home}/go ]; do sleep 0.1; done; echo done"
+    tasks = [command(server, f"task {n}", "sh", "-c", hold) for n in range(len(queues))]
     for task, queue in zip(tasks, queues):
         server.api("tasks.enqueue", task=task, queue=queue)
     daemon(server, "--queue", *names)
-    wait_until(lambda: [server.status(t) for t in tasks] == ["in_progress"] * 3 + ["queued"], 20, "2.75 of 3 GPUs")
+    wait_until(lambda: [server.status(t) for t in tasks] == ["in_progress"] * 3 + ["queued"], 60, "2.75 of 3 GPUs")
+    (server.home / "go").touch()
     assert ended(server, *tasks) == ["completed"] * 4
-    wait_until(lambda: all("done" in server.log_of(task) for task in tasks), 10, "the logs")
+    wait_until(lambda: all("done" in server.log_of(task) for task in tasks), 60, "the logs")
     assert "the server has no cantle.report_node" in server.text("daemon.log")
 
 
@@ -87,7 +99,7 @@ time.sleep(600)
     if fields:
         server.api("tasks.edit", task=task, **fields)
     server.api("tasks.enqueue", task=task, queue_name="single_gpu")
-    wait_until(lambda: server.text("daemon.log") and "up" in server.log_of(task).split(), 60, "the task is up")
+    wait_until(lambda: server.text("daemon.log") and "up" in server.log_of(task).split(), 180, "the task is up")
     return task
 
 
@@ -97,7 +109,7 @@ def test_a_task_has_its_time_to_tidy_up(server):
     task = tidy_task(server, "tidy")
     server.api("tasks.stop", task=task)
     assert ended(server, task) == ["stopped"]
-    wait_until(lambda: "tidied up" in server.log_of(task), 10, "the last words")
+    wait_until(lambda: "tidied up" in server.log_of(task), 60, "the last words")
     assert "it has" in server.text("daemon.log") and "s to tidy up" in server.text("daemon.log")
 
 
@@ -113,7 +125,7 @@ def test_a_task_that_makes_room_for_another_has_its_time_too(server):
     server.api("tasks.edit", task=owner, project=projects["owner"])
     server.api("tasks.enqueue", task=owner, queue=queue)
     assert ended(server, owner) == ["completed"]
-    wait_until(lambda: server.log_of(victim).split().count("up") >= 4, 60, "it is up again")
+    wait_until(lambda: server.log_of(victim).split().count("up") >= 4, 180, "it is up again")
     assert "tidied up" in server.log_of(victim), server.log_of(victim)
     story = [event["kind"] for event in server.api("cantle.get_events", task=victim)["events"]]
     assert [story.count(kind) for kind in ("reclaim", "requeue", "place")] == [1, 1, 2], story
@@ -136,8 +148,8 @@ print('sees', total.value >> 30, 'GiB as', task.id)
     words = ["--project", "P1", "--name", "job", "--script", "job.py", "--queue", "half_gpu", "--packages", "clearml"]
     out = server.run(["clearml-task", *words, "--skip-task-init"])
     task = next(word[3:] for line in out.splitlines() for word in line.split() if word.startswith("id="))
-    assert ended(server, task, seconds=120) == ["completed"], server.log_of(task)
-    assert f"sees 20 GiB as {task}" in server.log_of(task)
+    assert ended(server, task, seconds=240) == ["completed"], server.log_of(task)
+    wait_until(lambda: f"sees 20 GiB as {task}" in server.log_of(task), 60, f"the log; it is {server.log_of(task)}")
 
 
 SEARCH = """
@@ -184,7 +196,8 @@ def test_a_task_searches_as_its_owner_and_is_no_agent(server):
     keys = {"CLEARML_API_ACCESS_KEY": anna["access_key"], "CLEARML_API_SECRET_KEY": anna["secret_key"]}
     out = server.run(["clearml-task", *words, "--skip-task-init"], **keys)
     task = next(word[3:] for line in out.splitlines() for word in line.split() if word.startswith("id="))
-    assert ended(server, task, seconds=240) == ["completed"], server.log_of(task)
+    assert ended(server, task, seconds=480) == ["completed"], server.log_of(task)
+    wait_until(lambda: "searched" in server.log_of(task), 60, "the log")
     log = server.log_of(task)
     assert all(f"{what} refused" in log for what in ["take", "stop", "keys"]) and "searched" in log, log
     owner = server.api("tasks.get_by_id", task=task)["task"]["user"]
@@ -197,7 +210,7 @@ def test_graphs_have_figures_of_the_gpus(server):
     daemon(server, "--queue", "half_gpu=0.5", "--child-report-tags", "blue", "big")
     [worker] = server.api("workers.get_all", last_seen=60)["workers"]
     assert worker["tags"] == ["blue", "big"]
-    stats = wait_until(lambda: server.api("workers.get_all", last_seen=60)["workers"][0]["machine_stats"], 10, "a first report")
+    stats = wait_until(lambda: server.api("workers.get_all", last_seen=60)["workers"][0]["machine_stats"], 60, "a first report")
     for measure in ("gpu_usage", "gpu_temperature", "gpu_memory_used", "gpu_memory_free"):
         assert len(stats[measure]) == 3, stats
     keys = server.api("workers.get_metric_keys")["categories"]

@@ -112,9 +112,9 @@ answer = dict(
 def test_wrong_credentials_are_told_so(server):
     import requests
 
-    assert requests.get(f"{server.url}/auth.login", auth=("x", "y"), timeout=5).status_code == 401
-    answer = requests.get(f"{server.url}/v2.13/tasks.get_all", json={}, timeout=5)
+    assert requests.get(f"{server.url}/auth.login", auth=("x", "y"), timeout=60).status_code == 401
+    answer = requests.get(f"{server.url}/v2.13/tasks.get_all", json={}, timeout=60)
     assert answer.status_code == 401 and answer.json()["meta"]["result_subcode"] == 20
     stale = {"Authorization": "Bearer e30.e30.x"}
-    answer = requests.get(f"{server.url}/tasks.get_all", json={}, headers=stale, timeout=5)
+    answer = requests.get(f"{server.url}/tasks.get_all", json={}, headers=stale, timeout=60)
     assert answer.status_code == 401 and answer.json()["meta"]["result_subcode"] == 30

@@ -31,7 +31,7 @@ def test_a_shell_in_half_a_gpu(server, proxy):
     words = ["clearml-session", "--queue", "half_gpu", "--jupyter-lab", "false", "--vscode-server", "false", "--password", "slice", "--randomize", "false"]
     command, *words = server.command([*words, "--disable-fingerprint-check", "--yes", "--verbose"])
     with open(server.home / "session.log", "w") as log:
-        client = pexpect.spawn(command, words, env=server.env, timeout=180, encoding="utf-8", logfile=log)
+        client = pexpect.spawn(command, words, env=server.env, timeout=400, encoding="utf-8", logfile=log)
         client.expect("Connection is up and running")
         client.sendline("s")
         client.expect("[#] ")
@@ -43,7 +43,7 @@ def test_a_shell_in_half_a_gpu(server, proxy):
         client.sendline("Shutdown")
         client.expect(pexpect.EOF)
     assert ended(server, session) == ["stopped"]
-    wait_until(lambda: not server.leases(), 20, "a free GPU")
+    wait_until(lambda: not server.leases(), 60, "a free GPU")
     no_refusal(proxy)
 
 

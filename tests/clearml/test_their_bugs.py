@@ -2,7 +2,6 @@
 clearml-agent 3.0.3."""
 
 import subprocess
-import time
 
 import pytest
 from conftest import CANTLE, is_one_error, wait_until
@@ -28,12 +27,12 @@ def view(server, task):
 
 
 def waits_for(server, task, reason):
-    wait_until(lambda: reason in (view(server, task).get("reason") or ""), 20, f"{reason!r}")
+    wait_until(lambda: reason in (view(server, task).get("reason") or ""), 60, f"{reason!r}")
     assert server.status(task) == "queued"
 
 
 def runs(server, *tasks):
-    wait_until(lambda: all(server.status(task) == "in_progress" for task in tasks), 30, "the start")
+    wait_until(lambda: all(server.status(task) == "in_progress" for task in tasks), 60, "the start")
 
 
 def test_a_range_never_lands_on_a_gpu_in_use(server):
@@ -41,12 +40,12 @@ def test_a_range_never_lands_on_a_gpu_in_use(server):
     for queue in ("half", "opp"):
         server.queue(queue)
     argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0", "--queue", "half=0.5", "opp=0.25-1"]
-    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=180)
     assert done.returncode == 2 and "opp=0.25-1: a range is MIN-MAX in whole GPUs" in done.stderr
     daemon(server, "--queue", "half=0.5", "opp=1-3")
     half, opp = enqueue(server, hold(server, "half"), "half"), enqueue(server, hold(server, "opp"), "opp")
     runs(server, half, opp)
-    wait_until(lambda: len(view(server, opp)["gpus"]) == 2, 10, "the two GPUs that are free")
+    wait_until(lambda: len(view(server, opp)["gpus"]) == 2, 60, "the two GPUs that are free")
     assert view(server, half)["gpus"][0] not in view(server, opp)["gpus"]
     release(server, "half")
     release(server, "opp")
@@ -60,12 +59,12 @@ def test_queues_in_turn_go_on_when_the_gpus_are_full(server):
     tasks = [enqueue(server, hold(server, f"{queue}{n}"), queue) for queue in "ab" for n in range(3)]
     child = daemon(server, "--queue", "a=1", "b=1", "--order-fairness")
     running = lambda: {name for name, task in zip(("a0", "a1", "a2", "b0", "b1", "b2"), tasks) if server.status(task) == "in_progress"}
-    wait_until(lambda: len(running()) == 3, 30, "three on three GPUs")
+    wait_until(lambda: len(running()) == 3, 60, "three on three GPUs")
     first = running()
     assert {"a0", "b0"} <= first, "one of each in turn"
     for name in first:
         release(server, name)
-    wait_until(lambda: len(running()) == 3 and not running() & first, 30, "the other three")
+    wait_until(lambda: len(running()) == 3 and not running() & first, 60, "the other three")
     assert child.poll() is None
     for name in ("a0", "a1", "a2", "b0", "b1", "b2"):
         release(server, name)
@@ -79,9 +78,7 @@ def test_a_slice_ends_with_its_task_however_that_ends(server):
     # In its own pid namespace: no number that this test could send a signal to.
     killed = enqueue(server, command(server, "killed", "sh", "-c", "sleep 1; kill -KILL $$"), "single")
     after = enqueue(server, command(server, "after", "true"), "single")
-    begin = time.monotonic()
-    assert ended(server, killed, after) == ["failed", "completed"]
-    assert time.monotonic() - begin < 60, "far from 600 s"
+    assert ended(server, killed, after, seconds=120) == ["failed", "completed"], "far from 600 s"
 
 
 def test_a_task_sees_its_own_gpu_only_and_says_what_it_got(server):
@@ -90,10 +87,11 @@ def test_a_task_sees_its_own_gpu_only_and_says_what_it_got(server):
     daemon(server, "--queue", "half=0.5")
     task = enqueue(server, command(server, "t", "sh", "-c", "echo devices=$NVIDIA_VISIBLE_DEVICES"), "half")
     assert ended(server, task) == ["completed"]
-    wait_until(lambda: "devices=" in server.log_of(task), 10, "the log")
+    wait_until(lambda: "devices=" in server.log_of(task), 60, "the log")
     assert "all" not in server.log_of(task)
     assert "0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit" in server.text("daemon.log")
-    assert any("0.5 of GPU 0" in event["message"] for event in server.api("cantle.get_events", task=task)["events"])
+    messages = lambda: [event["message"] for event in server.api("cantle.get_events", task=task)["events"]]
+    wait_until(lambda: any("0.5 of GPU 0" in message for message in messages()), 60, "the event")
 
 
 def test_memory_is_what_the_driver_says(server):
@@ -102,7 +100,7 @@ def test_memory_is_what_the_driver_says(server):
     daemon(server, "--queue", "half=0.5", gpus="0", machine=server.another("1xL4-24GB"))
     task = enqueue(server, command(server, "t", "sh", "-c", "echo limit=$((GPU_MEMORY_LIMIT >> 20))"), "half")
     assert ended(server, task) == ["completed"]
-    wait_until(lambda: "limit=" in server.log_of(task), 10, "the log")
+    wait_until(lambda: "limit=" in server.log_of(task), 60, "the log")
     limit_mib = int(server.log_of(task).split("=")[1])
     assert 11 * 1024 <= limit_mib <= 12 * 1024
 
@@ -128,7 +126,7 @@ def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, s
     for queue in ("q", "half", "half_gpu"):
         server.queue(queue)
     argv = [CANTLE, "daemon", "--dynamic-gpus", *(["--gpus", "0-2"] if "--gpus" not in words else []), *words]
-    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=180)
     assert done.returncode == 2 and says in done.stderr and is_one_error(done.stderr), done.stderr
 
 
@@ -141,7 +139,7 @@ def test_the_documented_words_for_gpus_work(server, words, env, named):
     server.queue("q")
     child = server.start([CANTLE, "daemon", "--dynamic-gpus", *words, "--queue", "q=1"], "daemon.log", **NODE | env)
     worker = lambda: [worker["id"] for worker in server.api("workers.get_all", last_seen=60)["workers"]]
-    wait_until(lambda: worker() or child.poll() is not None, 30, "the daemon")
+    wait_until(lambda: worker() or child.poll() is not None, 60, "the daemon")
     assert worker() == [named], server.text("daemon.log")
 
 

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, wait_until
@@ -13,6 +14,8 @@ from proxy import no_refusal
 
 HERE = pathlib.Path(__file__).parent
 WEEKS = int(os.environ.get("CANTLE_TEST_WEEKS", "1"))
+# A run that asks for nothing so long, or takes so long in all, waits for itself.
+SILENT_S, LONGEST_S = 120, 1200
 VERSIONS = ["newest", "2.0", "1.18"] if WEEKS > 1 else ["newest", "2.0"]
 
 
@@ -32,15 +35,31 @@ def a_week(server, proxy, python, cache):
     twice."""
     for _ in range(3):
         child = server.start([python, HERE / "week.py"], "week.log", CLEARML_CACHE_DIR=str(cache))
-        try:
-            assert child.wait(240) == 0, server.text("week.log")
+        if not is_stuck(child, proxy):
+            assert child.wait() == 0, server.text("week.log")
             return server.text("week.log")
-        except subprocess.TimeoutExpired:
-            assert proxy.unanswered == 0, "the client waits for the server"
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            tidy(server)
-    raise AssertionError(f"not within 240 s, three times:\n{server.text('week.log')}")
+        wait_until(lambda: proxy.unanswered == 0, 90, "the client waits for the server")
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        tidy(server)
+        # The run that is judged is the next one: a fork that shares its parent's connections is refused, too, when their requests mix.
+        proxy.refusals.clear()
+    raise AssertionError(f"stuck three times:\n{server.text('week.log')}")
+
+
+def is_stuck(child, proxy):
+    """Whether it has stopped asking before its end. A slow machine is no sign of that: then requests come, only later."""
+    asked = lambda: sum(count for (name, _), count in list(proxy.counts.items()) if name != "tasks.ping")
+    begin = last = time.monotonic()
+    before = asked()
+    while child.poll() is None:
+        now = time.monotonic()
+        if asked() != before:
+            before, last = asked(), now
+        if now - last > SILENT_S or now - begin > LONGEST_S:
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def tidy(server):
@@ -82,9 +101,9 @@ def test_an_agent_that_runs_a_task(server, proxy, version):
     task = server.api("tasks.create", name="job", type="training", script=job)["id"]
     server.api("tasks.enqueue", task=task, queue=queue)
     agent(server, python)
-    wait_until(lambda: server.status(task) in ("completed", "failed"), 120, "the task's end")
+    wait_until(lambda: server.status(task) in ("completed", "failed"), 240, "the task's end")
     assert server.status(task) == "completed", server.log_of(task) + server.text("agent.log")
-    assert "step 42" in server.log_of(task)
+    wait_until(lambda: "step 42" in server.log_of(task), 60, "the log")
     no_refusal(proxy)
 
 
@@ -110,6 +129,6 @@ def test_a_weekend_of_automation(server, proxy):
     )["id"]
     agent(server, sys.executable)
     try:
-        assert "WEEKEND DONE" in server.run([sys.executable, HERE / "weekend.py", base], timeout=600)
+        assert "WEEKEND DONE" in server.run([sys.executable, HERE / "weekend.py", base], timeout=1200)
     finally:
         no_refusal(proxy)

@@ -19,7 +19,7 @@ from clearml.automation import (
 OFTEN_MIN = 0.02
 
 
-def until(condition, what, seconds=60):
+def until(condition, what, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -86,6 +86,8 @@ def triggers(base, folder):
         target_project="weekend/triggered",
     )
     threading.Thread(target=trigger.start, daemon=True).start()
+    # A trigger counts from its first look: until then nothing would fire it, new or old.
+    until(lambda: all(each.last_update for each in trigger.get_triggers()), "the first look of the triggers")
     time.sleep(5)
     assert fired == [], "what was there before fired"
     new = model("new", folder)

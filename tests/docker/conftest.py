@@ -94,6 +94,10 @@ class Cantle(installation.Cantle):
         assert not any(each for gpu, each in enumerate(held) if gpu not in self.gpus), held
         return [held[gpu] for gpu in self.gpus]
 
+    def cli(self, *words, code=0, timeout=300):
+        """As everywhere; engines fetch and unpack images meanwhile."""
+        return super().cli(*words, code=code, timeout=timeout)
+
     def said(self, task):
         """The task's own lines: the agent writes into the same log."""
         return [line for line in self.output(task).splitlines() if not line.startswith("cantle: ")]
@@ -111,7 +115,7 @@ class Cantle(installation.Cantle):
             return not left and not self.leases()
 
         try:
-            installation.wait_until(nothing_left, 60, lambda: f"leases {self.leases()}, containers {self.engine.containers()}")
+            installation.wait_until(nothing_left, 180, lambda: f"leases {self.leases()}, containers {self.engine.containers()}")
         finally:
             self.end()
             self.machine.stop()

@@ -34,7 +34,7 @@ begin() {
         ${CANTLE_TEST_RUNTIME:+--add-runtime nvidia=$CANTLE_TEST_RUNTIME --default-runtime nvidia} \
         ${CANTLE_TEST_REMAP:+--userns-remap=default} \
         >>"$dir/dockerd.log" 2>&1 </dev/null &
-    for _ in $(seq 300); do
+    for _ in $(seq 900); do
         if docker --host "unix://$dir/docker.sock" version >/dev/null 2>&1; then return 0; fi
         sleep 0.1
     done
@@ -50,7 +50,7 @@ base_image() {
 }
 
 wait_gone() {
-    for _ in $(seq 200); do
+    for _ in $(seq 600); do
         kill -0 "$1" 2>/dev/null || return 0
         sleep 0.1
     done
@@ -73,10 +73,10 @@ restart)
     ;;
 stop)
     pid=$(dockerd_pid)
-    if [ "$pid" != 0 ] && kill "$pid" 2>/dev/null; then wait_gone "$pid"; fi
+    if [ "$pid" != 0 ] && kill "$pid" 2>/dev/null; then wait_gone "$pid" || true; fi
     # A containerd that outlived a killed dockerd is ours as well.
     containerd=$(cat "$dir/exec/containerd/containerd.pid" 2>/dev/null || echo 0)
-    if [ "$containerd" != 0 ] && kill "$containerd" 2>/dev/null; then wait_gone "$containerd"; fi
+    if [ "$containerd" != 0 ] && kill "$containerd" 2>/dev/null; then wait_gone "$containerd" || true; fi
     # An engine that was killed leaves its mounts, and a directory with mounts in it can't be removed.
     awk -v below="$dir/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r | while read -r place; do
         umount -l "$place"

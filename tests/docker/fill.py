@@ -1,21 +1,27 @@
-"""Takes as much GPU memory as it gets, in steps of 2 MiB, and says how much that was: `fill.py [HOLD_SECONDS [PAUSE_SECONDS]]`.
+"""Takes as much GPU memory as it gets, in steps of 2 MiB, and says how much that was: `fill.py [HOLD_SECONDS [COUNT]]`.
 
-It pauses between making its context and taking memory, so that several can have a context before the first is greedy.
+Before it takes memory it waits until so many of these programs have a context: there is none for a program that comes after the first is greedy.
 Prints one line: MiB taken, the driver's answer to the step that failed, and the total that CUDA shows, in MiB.
 """
 
 import ctypes
+import os
 import sys
 import time
 
 STEP = 2 << 20
-hold, pause = (float(word) for word in (sys.argv[1:] + ["0", "0"])[:2])
+CONTEXTS = "/tmp/contexts"
+hold, count = (float(word) for word in (sys.argv[1:] + ["0", "1"])[:2])
 cuda = ctypes.CDLL("libcuda.so.1")
 assert cuda.cuInit(0) == 0
 context = ctypes.c_void_p()
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 assert cuda.cuCtxSetCurrent(context) == 0
-time.sleep(pause)
+if count > 1:
+    os.makedirs(CONTEXTS, exist_ok=True)
+    open(f"{CONTEXTS}/{os.getpid()}", "w").close()
+    while len(os.listdir(CONTEXTS)) < count:
+        time.sleep(0.01)
 taken, code = 0, 0
 while code == 0:
     pointer = ctypes.c_uint64()

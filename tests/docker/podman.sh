@@ -47,7 +47,7 @@ start)
     podman import -q "$cache/bookworm-minbase-certificates.tar" cantle-test:base >>"$dir/podman.log" 2>&1 || failed "take the image"
     setsid podman system service --time 0 "unix://$dir/podman.sock" >>"$dir/podman.log" 2>&1 </dev/null &
     echo $! >"$dir/podman.pid"
-    for _ in $(seq 300); do
+    for _ in $(seq 900); do
         if docker --host "unix://$dir/podman.sock" version >/dev/null 2>&1; then exit 0; fi
         sleep 0.1
     done

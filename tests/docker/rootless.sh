@@ -69,7 +69,7 @@ CONF
         echo ready >"$1/namespace"
         exec sleep infinity' sh "$dir" "$id" >"$dir/namespace.log" 2>&1 </dev/null &
     echo $! >"$dir/namespace.pid"
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         [ ! -e "$dir/namespace" ] || return 0
         sleep 0.1
     done
@@ -96,7 +96,7 @@ processes() {
 }
 
 answers() {
-    for _ in $(seq 300); do
+    for _ in $(seq 900); do
         if docker --host "unix://$dir/$1.sock" version >/dev/null 2>&1; then return 0; fi
         sleep 0.1
     done

@@ -98,10 +98,10 @@ def test_what_a_task_of_a_daemon_takes_is_counted_once(cantle, engine, image):
     cantle.up("--queue", "half=0.5", "--docker", image("newer"), *TOOLS)
     tasks = [cantle.submit("half", "sh", "-c", f"python3 /tools/cuda_version.py; exec {FILL} 600") for _ in range(2)]
     for task in tasks:
-        installation.wait_until(lambda t=task: len(cantle.said(t)) == 2, 90, lambda t=task: cantle.output(t))
+        installation.wait_until(lambda t=task: len(cantle.said(t)) == 2, 240, lambda t=task: cantle.output(t))
         version, taken = cantle.said(task)
         assert version == NEW and is_half(taken)
     assert cantle.used() == [40 * GIB], "as the driver itself counts it"
     for task in tasks:
         cantle.cli("stop", task)
-        cantle.wait_state(task, "stopped", seconds=90)
+        cantle.wait_state(task, "stopped", seconds=240)

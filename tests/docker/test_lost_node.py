@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import sqlite3
 import subprocess
 import time
 
@@ -15,6 +16,8 @@ import pytest
 from conftest import IMAGE, installation
 
 AFTER_S = 10
+# What the server allows a node for the end of a run; crates/server/src/sweep.rs.
+SLACK_S = 5
 wait_until = installation.wait_until
 # Another machine for all that cantle keeps; its GPUs are the machine's.
 ELSEWHERE = """
@@ -30,7 +33,7 @@ class Fleet:
     def __init__(self, cantle, engine, out):
         self.cantle, self.engine, self.out, self.agents, self.paused = cantle, engine, out, {}, []
         cantle.start("server", "--listen", "127.0.0.1:0", log="up.log")
-        wait_until(lambda: "cantle server is up" in cantle.log(), 20, cantle.log)
+        wait_until(lambda: "cantle server is up" in cantle.log(), 60, cantle.log)
         (keys,) = cantle.json("credentials")
         cantle.env["CANTLE_SERVER"] = keys["url"]
         cantle.env["CLEARML_API_ACCESS_KEY"], cantle.env["CLEARML_API_SECRET_KEY"] = keys["access_key"], keys["secret_key"]
@@ -45,7 +48,7 @@ class Fleet:
             with (self.cantle.home / "second.log").open("wb") as log:
                 self.agents[name] = subprocess.Popen(command, env=self.cantle.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             self.cantle.background.append(self.agents[name])
-        wait_until(lambda: any(node["node"].startswith(name) and node["alive"] for node in self.cantle.json("nodes")), 30, lambda: self.cantle.log(f"{name}.log"))
+        wait_until(lambda: any(node["node"].startswith(name) and node["alive"] for node in self.cantle.json("nodes")), 120, lambda: self.cantle.log(f"{name}.log"))
 
     def submit(self):
         """A task that writes down that it lives until the file `end` exists."""
@@ -65,11 +68,16 @@ class Fleet:
         """Until this run has shown no sign of life for two seconds."""
         wait_until(lambda: time.time() - self.signs(run)[-1] > 2, seconds, f"run {run} goes on")
 
-    def wait_fence(self):
-        state = pathlib.Path("/var/lib/cantle")
-        wait_until(lambda: list(state.rglob("fence.json")), 30, lambda: self.cantle.log("first.log"))
-        # One more renewal: the server knows that it is on disk.
-        time.sleep(3)
+    def wait_fence(self, task):
+        """The run has a fence on disk, and the server knows of it."""
+        known = "SELECT count(*) FROM run_fences WHERE task = ?"
+
+        def is_known():
+            with contextlib.closing(sqlite3.connect("file:/var/lib/cantle/server/cantle.db?mode=ro", uri=True, timeout=30)) as database:
+                return database.execute(known, (task,)).fetchone() == (1,)
+
+        wait_until(is_known, 60, lambda: self.cantle.log("first.log"))
+        assert list(pathlib.Path("/var/lib/cantle").rglob("fence.json"))
 
     def pause(self, container):
         """Stops all of the node `first` at one moment: the container, its guard, the agent."""
@@ -112,19 +120,21 @@ def begun(fleet):
     fleet.node("first")
     fleet.cantle.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
     task = fleet.submit()
-    wait_until(lambda: len(fleet.runs()) == 1, 60, lambda: fleet.cantle.cli("why", task).stdout)
-    fleet.wait_fence()
+    wait_until(lambda: len(fleet.runs()) == 1, 180, lambda: fleet.cantle.cli("why", task).stdout)
+    fleet.wait_fence(task)
     fleet.node("second")
     return task, fleet.engine.container_of(task)
 
 
 def is_ended_once(fleet, task):
-    """The second run ends the task, and nothing of the first one is reported."""
+    """The last run ends the task, and nothing of the first one is reported. As a rule there are two: a node that a busy machine does not
+    let renew in time is lost as well."""
     (fleet.out / "end").touch()
-    fleet.cantle.wait_state(task, "completed", seconds=60)
-    assert fleet.cantle.said(task) == ["done"] and len(fleet.runs()) == 2
-    assert kinds(fleet.cantle, task).count("exit") == 1
-    wait_until(lambda: fleet.engine.containers() == [] and guards() == [], 30, fleet.engine.containers)
+    fleet.cantle.wait_state(task, "completed", seconds=180)
+    assert fleet.cantle.said(task) == ["done"]
+    happened = kinds(fleet.cantle, task)
+    assert happened.count("exit") == 1 and len(fleet.runs()) == 1 + happened.count("requeue") >= 2, happened
+    wait_until(lambda: fleet.engine.containers() == [] and guards() == [], 120, fleet.engine.containers)
 
 
 def test_a_container_whose_agent_is_dead_ends_before_its_task_runs_elsewhere(fleet, engine):
@@ -134,15 +144,17 @@ def test_a_container_whose_agent_is_dead_ends_before_its_task_runs_elsewhere(fle
     fleet.agents["first"].kill()
     fleet.agents["first"].wait()
     lost = time.time()
+    why = lambda: fleet.cantle.cli("why", task).stdout  # noqa: E731
     with engine.hanging():
-        fleet.wait_silence(old, AFTER_S + 10)
-    assert "it is queued again after" in fleet.cantle.cli("why", task).stdout
-    wait_until(lambda: len(fleet.runs()) == 2 and fleet.signs(fleet.runs()[1]), 60, lambda: fleet.cantle.cli("why", task).stdout)
+        # Said from the node's silence until the task is given away.
+        wait_until(lambda: "it is queued again after" in why(), 60, why)
+        fleet.wait_silence(old, 60)
+    wait_until(lambda: len(fleet.runs()) > 1 and fleet.signs(fleet.runs()[1]), 120, lambda: fleet.cantle.cli("why", task).stdout)
     last, first = fleet.signs(old)[-1], fleet.signs(fleet.runs()[1])[0]
-    assert last < first and last - lost < AFTER_S + 1, "the old run ends at its fence, and before the new one begins"
+    assert last < first and last - lost < AFTER_S + SLACK_S, "the old run ends at its fence, and before the new one begins"
     # The agent comes back late.
     fleet.node("first")
-    wait_until(lambda: "given to another node" in fleet.cantle.log("first.log"), 30, lambda: fleet.cantle.log("first.log"))
+    wait_until(lambda: "given to another node" in fleet.cantle.log("first.log"), 120, lambda: fleet.cantle.log("first.log"))
     is_ended_once(fleet, task)
 
 
@@ -153,18 +165,18 @@ def test_a_container_of_a_paused_machine_ends_when_it_comes_back_late(fleet, eng
     assert len(guards()) == 1
     fleet.pause(container)
     lost = time.time()
-    wait_until(lambda: len(fleet.runs()) == 2, 60, lambda: fleet.cantle.cli("why", task).stdout)
+    wait_until(lambda: len(fleet.runs()) == 2, 120, lambda: fleet.cantle.cli("why", task).stdout)
     assert time.time() - lost > AFTER_S, "not before the node has ended it for certain"
     assert re.match("second", fleet.cantle.task(task)["node"])
     before = len(fleet.signs(old))
     # All but the agent continues: what ends the container needs no agent.
     fleet.signal(signal.SIGCONT, fleet.agents["first"].pid)
     back = time.time()
-    fleet.wait_silence(old, 20)
+    fleet.wait_silence(old, 60)
     signs = fleet.signs(old)
-    assert len(signs) == before or signs[-1] - back < 3
+    assert len(signs) == before or signs[-1] - back < SLACK_S
     fleet.signal(signal.SIGCONT)
-    wait_until(lambda: "given to another node" in fleet.cantle.log("first.log"), 30, lambda: fleet.cantle.log("first.log"))
+    wait_until(lambda: "given to another node" in fleet.cantle.log("first.log"), 120, lambda: fleet.cantle.log("first.log"))
     found = fleet.cantle.task(task)
     assert found["state"] == "in_progress" and found["node"].startswith("second")
     is_ended_once(fleet, task)

@@ -54,8 +54,8 @@ def test_tasks_in_podmans_containers(cantle, podman):
     ends = cantle.submit("half", "sh", "-c", f"{' '.join(FILL)}; exit 3")
     stays = cantle.submit("half", *FILL, "600")
 
-    assert cantle.wait_state(ends, "failed", seconds=90)["exit_code"] == 3
-    wait_until(lambda: len(cantle.said(stays)) == 1, 90, lambda: cantle.output(stays))
+    assert cantle.wait_state(ends, "failed", seconds=240)["exit_code"] == 3
+    wait_until(lambda: len(cantle.said(stays)) == 1, 240, lambda: cantle.output(stays))
     for task in (ends, stays):
         taken, code, shown = map(int, cantle.said(task)[-1].split())
         assert (code, shown) == (2, 20480) and 19 * 1024 < taken < 20480
@@ -66,5 +66,5 @@ def test_tasks_in_podmans_containers(cantle, podman):
 
     cantle.cli("stop", stays)
 
-    cantle.wait_state(stays, "stopped", seconds=90)
-    wait_until(lambda: podman.containers() == [] and cantle.used() == [0], 60, podman.containers)
+    cantle.wait_state(stays, "stopped", seconds=240)
+    wait_until(lambda: podman.containers() == [] and cantle.used() == [0], 180, podman.containers)

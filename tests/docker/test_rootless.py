@@ -36,19 +36,19 @@ def start():
 def test_two_halves_of_a_gpu(start, engine):
     def run(*words):
         child = start(engine, *words)
-        said, complaints = child.communicate(timeout=120)
+        said, complaints = child.communicate(timeout=300)
         assert child.returncode == 0, (said, complaints)
         return said
 
     image = IMAGE if engine == "docker" else f"localhost/{IMAGE}"
     here = Here()
     used = lambda: [gpu["used_bytes"] for gpu in here.truth()]
-    half = lambda: start(engine, CANTLE, "run", "--gpu", "0.5", "--image", image, *TOOLS, "--", *FILL, "20")
+    half = lambda: start(engine, CANTLE, "run", "--gpu", "0.5", "--image", image, *TOOLS, "--", *FILL, "60")
     halves = [half(), half()]
     try:
-        installation.wait_until(lambda: used() == [40 * GIB, 0], 60, lambda: (used(), [each.poll() for each in halves]))
+        installation.wait_until(lambda: used() == [40 * GIB, 0], 180, lambda: (used(), [each.poll() for each in halves]))
         for each in halves:
-            said, complaints = each.communicate(timeout=120)
+            said, complaints = each.communicate(timeout=300)
             assert each.returncode == 0, (said, complaints)
             taken, code, shown = map(int, said.split())
             assert (code, shown) == (2, 20480) and 19 * 1024 < taken < 20480

@@ -57,7 +57,7 @@ def test_two_halves_of_a_gpu(make_cantle, engine):
     with every_spec() as specs:
         tasks = [cantle.submit("half", *FILL, "600") for _ in range(2)]
         for task in tasks:
-            wait_until(lambda t=task: len(cantle.said(t)) == 1, 90, lambda t=task: cantle.output(t))
+            wait_until(lambda t=task: len(cantle.said(t)) == 1, 240, lambda t=task: cantle.output(t))
     for task in tasks:
         taken, code, shown = map(int, cantle.said(task)[0].split())
         assert (code, shown) == (2, 20480) and 19 * 1024 < taken < 20480, ([cantle.output(each) for each in tasks], cantle.truth())
@@ -101,8 +101,8 @@ def test_two_halves_of_a_gpu(make_cantle, engine):
 
     for task in tasks:
         cantle.cli("stop", task)
-        cantle.wait_state(task, "stopped", seconds=90)
-    wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 60, engine.containers)
+        cantle.wait_state(task, "stopped", seconds=240)
+    wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 180, engine.containers)
     assert list(SPECS.glob("*")) == [], "no spec outlives its lease"
 
     whole = engine.client("run", "--rm", "--network", "none", *driver(0), *TOOLS, IMAGE, *FILL).stdout

@@ -56,7 +56,7 @@ class S3:
         words = [os.environ["VERSITYGW"], "--port", f"127.0.0.1:{self.port}", "--access", ACCESS, "--secret", SECRET, "--quiet"]
         words += ["posix", "--sidecar", str(self.side), str(self.root)]
         self.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: listens(self.port), 20, "the S3 server listens")
+        wait_until(lambda: listens(self.port), 60, "the S3 server listens")
 
     def stop(self):
         self.child.kill()
@@ -107,7 +107,7 @@ class Server:
         return self
 
     def run(self, *words, code=0):
-        done = subprocess.run(self.command(*words), env=self.env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(self.command(*words), env=self.env, capture_output=True, text=True, timeout=180)
         assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stderr
 
@@ -115,13 +115,13 @@ class Server:
         if self.child and self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
             # A server that was up for a moment only dies of the signal itself.
-            assert self.child.wait(timeout=20) in (0, -signal.SIGTERM)
+            assert self.child.wait(timeout=90) in (0, -signal.SIGTERM)
         if self.child:
             self.child.stdout.close()
 
     def call(self, method, path, body=None, **headers):
         """Status, headers and body."""
-        there = http.client.HTTPConnection(self.host, timeout=60)
+        there = http.client.HTTPConnection(self.host, timeout=180)
         there.request(method, urllib.parse.quote(path), body, self.auth | {k.replace("_", "-"): v for k, v in headers.items()})
         answer = there.getresponse()
         found = answer.status, dict(answer.getheaders()), answer.read()
@@ -130,7 +130,7 @@ class Server:
 
     def upload(self, name, pieces, cut=False):
         """Uploads as clients do, piece by piece; `cut`: the connection ends before the object does."""
-        there = http.client.HTTPConnection(self.host, timeout=60)
+        there = http.client.HTTPConnection(self.host, timeout=180)
         there.putrequest("POST", "/files")
         for header in [*self.auth.items(), ("Content-Type", "multipart/form-data; boundary=limit"), ("Transfer-Encoding", "chunked")]:
             there.putheader(*header)
@@ -227,7 +227,7 @@ def test_an_object_comes_back_whole_in_part_and_not_at_all(server):
 def test_names_that_lead_elsewhere_are_refused(server):
     for bad in ["../x", ".hidden", "a/../../x", ""]:
         assert server.upload(bad, [b"x"])[0] == 400, bad
-    there = http.client.HTTPConnection(server.host, timeout=60)
+    there = http.client.HTTPConnection(server.host, timeout=180)
     there.request("GET", "/files/..%2f..%2fcredentials.json", headers=server.auth)
     assert there.getresponse().status == 400
     there.close()
@@ -239,7 +239,7 @@ def test_a_large_object_takes_little_memory(server):
     before = server.peak_mib()
     count = int(os.environ.get("CANTLE_TEST_FILE_MIB", "100"))
     assert server.upload("large", (piece for _ in range(count)))[0] == 200
-    there = http.client.HTTPConnection(server.host, timeout=60)
+    there = http.client.HTTPConnection(server.host, timeout=180)
     there.request("GET", "/files/large", headers=server.auth)
     answer, size = there.getresponse(), 0
     while data := answer.read(MIB):
@@ -257,7 +257,7 @@ def test_an_upload_that_is_cut_off_leaves_nothing(server):
     server.upload("cut", (b"x" * MIB for _ in range(20)), cut=True)
     server.upload("small", [b"x"], cut=True)
     server.upload("after", [b"x"])
-    wait_until(lambda: not server.parts() and set(server.kept()) == {"after"}, 20, "nothing is left of it")
+    wait_until(lambda: not server.parts() and set(server.kept()) == {"after"}, 90, "nothing is left of it")
     for name in ("cut", "small"):
         assert server.call("GET", f"/files/{name}")[0] == 404
 

@@ -96,7 +96,7 @@ class Running:
         line = self.child.stdout.readline()
         if not line:
             errors = self.child.stderr.read()
-            raise AssertionError(f"exit {self.child.wait(timeout=60)}: {errors[-3000:]}")
+            raise AssertionError(f"exit {self.child.wait(timeout=180)}: {errors[-3000:]}")
         return json.loads(line)
 
     def go_on(self):
@@ -105,7 +105,7 @@ class Running:
 
     def end(self):
         """Lets it go on to its end, which has to be a good one."""
-        out, errors = self.child.communicate(timeout=180)
+        out, errors = self.child.communicate(timeout=900)
         assert self.child.returncode == 0, f"exit {self.child.returncode}: {errors[-3000:]}"
         return json.loads(out.splitlines()[-1]) if out else None
 

@@ -16,7 +16,7 @@ def test_checks_with_pytorch(tmp_path):
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHON": sys.executable, "OUT": str(tmp_path), "LD_PRELOAD": RUNTIME}
     try:
         command = machine.command(ROOT / "tests/gpu/run.sh", "--only", ",".join(CHECKS))
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
     finally:
         machine.stop()
     (result,) = tmp_path.glob("*-simulated.json")

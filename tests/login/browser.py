@@ -37,7 +37,7 @@ class Browser:
             data = None if form is None else urllib.parse.urlencode(form).encode()
             request = urllib.request.Request(url, data=data, method=method)
             try:
-                answer = self.opener.open(request, timeout=20)
+                answer = self.opener.open(request, timeout=120)
             except urllib.error.HTTPError as error:
                 answer = error
             place = answer.headers.get("Location")

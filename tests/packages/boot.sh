@@ -71,7 +71,7 @@ fi
 groups=
 finish() {
     for group in $groups; do
-        for _ in $(seq 50); do
+        for _ in $(seq 300); do
             find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
             [ -d "$group" ] || break
             sleep 0.1

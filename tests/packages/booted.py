@@ -19,7 +19,7 @@ sim-gpus = "3xA100-40GB"
 """
 
 
-def until(what, check, seconds=60):
+def until(what, check, seconds=240):
     deadline = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -67,13 +67,13 @@ class Booted(System):
 
     def reboot(self):
         self.run("systemctl", "reboot", check=False)
-        self.booted.wait(60)
+        self.booted.wait(240)
         return self.boot()
 
     def off(self):
         if self.booted and self.booted.poll() is None:
             self.booted.terminate()
-            self.booted.wait(60)
+            self.booted.wait(240)
 
     def configure(self, agent=AGENT):
         self.bring(ROOT / "examples/fill_slice.py")

@@ -31,7 +31,7 @@ class System:
         )
         return ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c", prepare, self.tree, *words]
 
-    def run(self, *words, check=True, timeout=120):
+    def run(self, *words, check=True, timeout=300):
         env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
         done = subprocess.run(self.command(*words), env=env, capture_output=True, text=True, timeout=timeout)
         assert not check or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"

@@ -45,7 +45,7 @@ def test_a_server_answers_in_it(docker):
     words = ["--network=none", "--read-only", "--tmpfs=/state:uid=65532,gid=65532,mode=700", image(), *state, "server"]
     server = docker("run", "--detach", *words).strip()
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while "cantle server is up" not in docker("logs", server):
             assert time.monotonic() < end, docker("logs", server)
             time.sleep(0.1)

@@ -100,32 +100,35 @@ def test_systemd_never_gives_up_an_agent(machine):
         (machine.tree / f"etc/systemd/system/try-{name}.service").write_text(text)
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "start", "--no-block", *(f"try-{name}" for name in units))
-    until("systemd gives up the control", lambda: machine.shown("try-control", "ActiveState") == "failed", 30)
+    until("systemd gives up the control", lambda: machine.shown("try-control", "ActiveState") == "failed")
     for name in set(units) - {"control"}:
-        until(f"{name} has been started six times", lambda name=name: int(machine.shown(f"try-{name}", "NRestarts")) > 5, 30)
+        until(f"{name} has been started six times", lambda name=name: int(machine.shown(f"try-{name}", "NRestarts")) > 5)
         assert machine.shown(f"try-{name}", "ActiveState") == "activating", name
 
 
 @in_soak
 def test_an_agent_starts_when_its_server_is_there(machine):
     machine.run("systemctl", "start", "cantle-agent", check=False)
+    until("it says what it waits for", lambda: "no server" in machine.log("cantle-agent"))
     time.sleep(5)
-    assert machine.shown("cantle-agent", "ActiveState") == "activating" and "no server" in machine.log("cantle-agent")
+    assert machine.shown("cantle-agent", "ActiveState") == "activating"
     machine.run("systemctl", "start", "cantle-server")
-    until("the agent is ready", lambda: machine.shown("cantle-agent", "ActiveState") == "active", 20)
+    until("the agent is ready", lambda: machine.shown("cantle-agent", "ActiveState") == "active")
 
 
 # Takes the driver's library past the filter: all of the GPU.
-CHEATS = "echo started >>/root/start-{name}; while [ ! -e /root/go-{name} ]; do sleep 0.2; done; python3 /root/cheat.py --hold 60 >/root/fill-{name}"
+CHEATS = "echo started >>/root/start-{name}; while [ ! -e /root/go-{name} ]; do sleep 0.2; done; python3 /root/cheat.py --hold 3600 >/root/fill-{name}"
 
 
-def cheat(machine, name):
-    """How many seconds the task has more than its slice, at most ten."""
+def cheat(machine, name, most_s):
+    """How many seconds the task has more than its slice, at most so many; none if it is ended before it has looked."""
     (machine.tree / f"root/go-{name}").touch()
     filled = machine.tree / f"root/fill-{name}"
-    until("it has taken the GPU", lambda: filled.exists() and filled.read_text() or not machine.members(), 20)
+    until("it has taken the GPU", lambda: filled.exists() and filled.read_text() or not machine.members())
     began = time.monotonic()
-    while machine.members() and time.monotonic() < began + 10:
+    while machine.members():
+        if time.monotonic() > began + most_s:
+            return None
         time.sleep(0.1)
     return time.monotonic() - began
 
@@ -140,13 +143,15 @@ def test_a_restarted_agent_watches_its_tasks_before_the_server_is_back(machine):
         machine.run("systemctl", "stop", *SERVICES)
         if name == "watched":
             machine.run("systemctl", "start", "--no-block", "cantle-agent")
-            until("the agent watches", lambda: "watching 1 tasks" in machine.log("cantle-agent"), 20)
-            assert cheat(machine, name) < 5
+            until("the agent watches", lambda: "watching 1 tasks" in machine.log("cantle-agent"))
+            had_s = cheat(machine, name, 60)
+            assert had_s is not None, "nobody ends it"
+            print(f"the task was ended after {had_s:.1f} s")
             machine.run("systemctl", "start", "cantle-server")
             until("its end is reported", lambda: machine.states()["watched"] == "failed")
             until("the agent is ready", lambda: machine.shown("cantle-agent", "ActiveState") == "active")
         else:
-            assert cheat(machine, name) > 9, "the control: with no agent nobody watches"
+            assert cheat(machine, name, max(10, 3 * had_s)) is None, "the control: with no agent nobody watches"
 
 
 @pytest.mark.parametrize("machine", ["v2", "hybrid"] if IS_ALL else ["v2"], indirect=True)
@@ -164,7 +169,7 @@ def test_tasks_outlive_the_agents_service(machine, tmp_path):
     check_limits(finish(machine, ["restart"]))
 
     machine.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "cantle-agent")
-    until("systemd starts the agent again", lambda: machine.shown("cantle-agent", "NRestarts") == "1")
+    until("systemd starts the agent again", lambda: machine.shown("cantle-agent", "NRestarts") != "0")
     until("the agent is ready", lambda: machine.shown("cantle-agent", "ActiveState") == "active")
     check_limits(finish(machine, ["crash"]))
 
@@ -192,7 +197,7 @@ def test_with_systemds_default_a_restart_ends_the_tasks(machine):
     submit(machine, ["one"])
     machine.run("systemctl", "restart", "cantle-agent")
     until("the task's end is reported", lambda: machine.states()["one"] == "failed")
-    assert machine.members() == []
+    until("its processes are gone", lambda: machine.members() == [])
 
 
 @in_soak
@@ -284,4 +289,4 @@ def test_removal_ends_the_services_and_purge_leaves_nothing(machine):
     assert machine.run("systemctl", "is-active", *SERVICES, check=False).stdout.split() == ["inactive"] * 2
     left = machine.sh("find /etc /usr /var/lib /run -name '*cantle*' -not -path '/var/lib/dpkg/*' -not -path '/run/log/*'")
     assert left == "", left
-    assert machine.run("systemctl", "is-system-running").stdout.strip() == "running"
+    until("nothing has failed", lambda: machine.run("systemctl", "is-system-running", check=False).stdout.strip() == "running")

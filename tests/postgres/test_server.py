@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CANTLE = os.environ.get("CANTLE", str(ROOT / "dist/bin/cantle"))
 PG = os.environ.get("CANTLE_TEST_POSTGRES", "")
 CTL = os.environ.get("CANTLE_TEST_PG_CTL", "")
-PATIENCE_S = 90
+PATIENCE_S = 180
 
 pytestmark = pytest.mark.skipif(not PG, reason="tests/postgres/with-server.sh starts the PostgreSQL")
 numbers = itertools.count()
@@ -110,7 +110,8 @@ def test_a_server_waits_for_its_database_and_goes_on_when_it_is_back(start, stop
     stopped()
     server = start(url)
     place = url.rpartition("@")[2]
-    assert f"waiting for the database at postgres://{place}" in server.until(503)
+    # It answers before it has tried the database.
+    until("it says what it waits for", lambda: (found := server.ready()) and found[0] == 503 and f"waiting for the database at postgres://{place}" in found[1])
     until("its log says so", lambda: "waiting for the database at" in server.log.read_text())
     assert server.process.poll() is None
     control("start")

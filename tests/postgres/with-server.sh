@@ -9,7 +9,7 @@ bin=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -1)
 dir=$(mktemp -d /tmp/cantle-pg.XXXXXX)
 as() { if [ "$(id -u)" = 0 ]; then setpriv --reuid=postgres --regid=postgres --clear-groups "$@"; else "$@"; fi; }
 stop() {
-    as "$bin/pg_ctl" -D "$dir/data" -m immediate -w stop >/dev/null 2>&1 || true
+    as "$bin/pg_ctl" -D "$dir/data" -m immediate -w -t 300 stop >/dev/null 2>&1 || true
     rm -rf "$dir"
 }
 trap stop EXIT
@@ -30,7 +30,7 @@ CONF
 cat >"$dir/ctl" <<CTL
 #!/bin/sh
 cd "$dir"
-exec $([ "$(id -u)" = 0 ] && echo setpriv --reuid=postgres --regid=postgres --clear-groups) "$bin/pg_ctl" -D "$dir/data" -l "$dir/log" -w "\$@"
+exec $([ "$(id -u)" = 0 ] && echo setpriv --reuid=postgres --regid=postgres --clear-groups) "$bin/pg_ctl" -D "$dir/data" -l "$dir/log" -w -t 300 "\$@"
 CTL
 chmod 755 "$dir" "$dir/ctl"
 "$dir/ctl" start >/dev/null || { cat "$dir/log" >&2; exit 1; }

@@ -33,7 +33,7 @@ def lint():
 
     def lint(directory, files):
         command = [program, "--config", ROOT / ".vale.ini", "--output=JSON", "--no-exit", "--", *files]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr or done.stdout
         found = json.loads(done.stdout)
         return [Finding(file, each["Line"], each["Check"].removeprefix("cantle."), each["Match"], each["Message"]) for file in sorted(found) for each in found[file]]

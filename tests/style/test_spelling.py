@@ -7,7 +7,7 @@ from conftest import ROOT, tracked
 
 def misspelled(directory, files):
     command = [ROOT / ".venv/bin/typos", "--config", ROOT / "_typos.toml", "--force-exclude", "--format=brief", "--file-list", "-"]
-    done = subprocess.run(command, cwd=directory, input="\n".join(map(str, files)), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=directory, input="\n".join(map(str, files)), capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 2), done.stderr
     return done.stdout.splitlines()
 

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { request } from "node:http";
 import { after, before, test } from "node:test";
-import { Cantle, closeBrowser, launchBrowser, live, open, until } from "./cantle.mjs";
+import { Cantle, closeBrowser, live, newContext, open, until } from "./cantle.mjs";
 
 let cantle;
 
@@ -28,7 +28,7 @@ test("without credentials only the health, the login page and its files are ther
 });
 
 test("wrong keys are refused, right ones open the page", async () => {
-  const context = await (await launchBrowser()).newContext();
+  const context = await newContext();
   const page = await context.newPage();
   await page.goto(`${cantle.url}/ui/tasks?status=queued`);
   await page.getByLabel("Access key").fill(cantle.keys.access_key);
@@ -95,9 +95,8 @@ test("the page comes back by itself after the server was killed and started agai
 test("an open page does not keep the server from ending", async () => {
   const page = await open(cantle, "/");
   await live(page);
-  const began = Date.now();
+  // If the server waited for the end of the page's stream, it would not end, and this would fail.
   await cantle.restart("SIGTERM");
-  assert.ok(Date.now() - began < 15_000, `took ${Date.now() - began} ms`);
   await live(page);
   await page.context().close();
 });
@@ -111,7 +110,7 @@ test("the keys that may only look show everything and change nothing", async () 
   const { data } = await (await api("auth.login")).json();
   assert.equal((await api("queues.create", `Bearer ${data.token}`)).status, 403, "a token is worth no more than the keys that bought it");
   const id = cantle.submit("default", "looked-at", "sleep", "600");
-  const context = await (await launchBrowser()).newContext();
+  const context = await newContext();
   await context.request.post(`${cantle.url}/ui/-/session`, { data: viewer });
   const page = await context.newPage();
   await page.goto(`${cantle.url}/ui/tasks/${id}`);
@@ -124,7 +123,7 @@ test("the keys that may only look show everything and change nothing", async () 
 
 /** A page of a user who logged in with this pair. */
 async function pageOf(keys, where) {
-  const context = await (await launchBrowser()).newContext();
+  const context = await newContext();
   await context.request.post(`${cantle.url}/ui/-/session`, { data: keys });
   const page = await context.newPage();
   await page.goto(`${cantle.url}/ui/${where}`);
@@ -189,10 +188,13 @@ test("keys, filters in the address, and their command line", async () => {
     await page.keyboard.press("t");
     return page.url().endsWith("/ui/tasks");
   });
-  await page.keyboard.press("/");
+  await until("the filter to have the focus", async () => {
+    await page.keyboard.press("/");
+    return page.locator("[data-filter]").evaluate((filter) => filter === document.activeElement);
+  });
   await page.keyboard.type("restart");
   await page.getByLabel("State").selectOption("completed");
-  assert.ok(page.url().endsWith("/ui/tasks?q=restart&status=completed"), page.url());
+  await until("the filters in the address", () => page.url().endsWith("/ui/tasks?q=restart&status=completed"));
   await until("its command line", async () => (await page.getByTestId("cli").textContent()) === "$ cantle tasks --status completed");
   await page.reload();
   await live(page);
@@ -220,7 +222,7 @@ test("an open server asks its own user for nothing, and takes nothing from other
     assert.equal(await ask(nodes, { Origin: "http://other.example" }), 403);
     assert.equal(await ask(nodes, { "Sec-Fetch-Site": "cross-site" }), 403);
     assert.equal(await ask(`${cantle.url}/cantle.get_nodes`, { Host: "rebound.example" }), 401, "with credentials the name does not matter");
-    const page = await (await launchBrowser()).newPage();
+    const page = await (await newContext()).newPage();
     await page.goto(`${opened.url}/ui/tasks`);
     await live(page);
     assert.equal(await page.getByRole("button", { name: "Log out" }).count(), 0);
@@ -231,7 +233,7 @@ test("an open server asks its own user for nothing, and takes nothing from other
     await page.evaluate(plant, opened.url);
     assert.equal(await ask(`${opened.url}/queues.create`, {}, '{"name": "own"}'), 200);
     assert.deepEqual(opened.json("queues").map((queue) => queue.name).sort(), ["default", "own"]);
-    await page.close();
+    await page.context().close();
   } finally {
     await opened.close();
   }

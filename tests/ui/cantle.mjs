@@ -13,8 +13,11 @@ const BINARY = process.env.CANTLE ?? path.join(ROOT, "dist/bin/cantle");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
 
+/** Longer than anything takes here: other suites use the cores, too. */
+const PATIENCE_MS = 120_000;
+
 /** Asks until the answer is true, and says what it waited for if it never is. */
-export async function until(what, ask, timeout_ms = 20_000) {
+export async function until(what, ask, timeout_ms = PATIENCE_MS) {
   const end = Date.now() + timeout_ms;
   let last;
   while (Date.now() < end) {
@@ -105,7 +108,7 @@ export class Cantle {
 
   #run(words) {
     const [program, ...rest] = this.machine.command(BINARY, ...words);
-    return spawnSync(program, rest, { env: this.env, encoding: "utf8", timeout: 60_000 });
+    return spawnSync(program, rest, { env: this.env, encoding: "utf8", timeout: PATIENCE_MS });
   }
 
   /** The answer of a command, which must be a good one. */
@@ -137,10 +140,10 @@ export class Cantle {
     if (!this.#running) return;
     const ended = new Promise((resolve) => this.child.once("exit", resolve));
     this.child.kill(signal);
-    const hung = sleep(20_000, "hung", { ref: false });
+    const hung = sleep(PATIENCE_MS, "hung", { ref: false });
     if ((await Promise.race([ended, hung])) === "hung") {
       this.child.kill("SIGKILL");
-      throw new Error("cantle did not end within 20 s of SIGTERM");
+      throw new Error(`cantle did not end within ${PATIENCE_MS} ms of ${signal}`);
     }
   }
 
@@ -175,9 +178,16 @@ export class Cantle {
 
 let browser;
 
-export async function launchBrowser() {
+async function launchBrowser() {
   browser ??= await chromium.launch({ executablePath: CHROMIUM, args: FLAGS });
   return browser;
+}
+
+/** A user's browser, without anything from before. */
+export async function newContext(options = {}) {
+  const context = await (await launchBrowser()).newContext(options);
+  context.setDefaultTimeout(PATIENCE_MS);
+  return context;
 }
 
 export async function closeBrowser() {
@@ -187,7 +197,7 @@ export async function closeBrowser() {
 
 /** A page that is logged in; what goes wrong in it is collected in `page.problems`. */
 export async function open(cantle, address, options = {}) {
-  const context = await (await launchBrowser()).newContext({ viewport: { width: 1280, height: 900 }, ...options });
+  const context = await newContext({ viewport: { width: 1280, height: 900 }, ...options });
   await context.request.post(`${cantle.url}/ui/-/session`, { data: cantle.keys });
   const page = await context.newPage();
   page.problems = [];

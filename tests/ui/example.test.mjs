@@ -49,14 +49,19 @@ test("slices fill as tasks allocate, up to the limit", async () => {
 });
 
 test("hover and focus show limit, use, enforcement and processes", async () => {
-  await page.locator('[data-task="half_gpu"]').hover();
-  const tip = page.locator('[data-task="half_gpu"] .tip');
-  await until("the slice to be full", async () => /Limit\s*20 GiB[\s\S]*Used\s*20 GiB/.test(await tip.innerText()));
+  const slice = page.locator('[data-task="half_gpu"]');
+  // The pointer loses the slice when the page moves it.
+  const shows = (what, line) =>
+    until(what, async () => {
+      await slice.hover();
+      return line.test(await slice.locator(".tip").innerText());
+    });
+  await shows("the slice to be full", /Limit\s*20 GiB[\s\S]*Used\s*20 GiB/);
   // Which of the two it is depends on who runs the tests: root's tasks have mounts of their own.
-  await until("what enforces it", async () => /Enforced\s*by (mounts|preload: can be evaded)/.test(await tip.innerText()));
+  await shows("what enforces it", /Enforced\s*by (mounts|preload: can be evaded)/);
   assert.ok(truth().gpus.flatMap((gpu) => gpu.processes).some((process) => process.used_bytes === 20 * 2 ** 30), "as the driver itself says");
   // The pid in the task's own namespace, in which the supervisor is 1.
-  assert.match(await tip.innerText(), /pid 2\s*20 GiB/);
+  await shows("its process", /pid 2\s*20 GiB/);
 });
 
 test("a slice grows while the page is open", async () => {
@@ -67,8 +72,9 @@ test("a slice grows while the page is open", async () => {
     "cuda.cuInit(0)",
     "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)",
     "cuda.cuCtxSetCurrent(context)",
-    "for _ in range(36):",
-    "    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(256 << 20)) == 0",
+    // For longer than a busy machine needs to show four sizes.
+    "for _ in range(144):",
+    "    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64 << 20)) == 0",
     "    print('one more', flush=True)",
     "    time.sleep(0.5)",
     "time.sleep(600)",
@@ -76,7 +82,7 @@ test("a slice grows while the page is open", async () => {
   const id = cantle.submit("quarter_gpu", "grower", "python3", "-c", grow);
   const seen = new Set();
   await until("four sizes of the slice", async () => {
-    const used = await page.locator('[data-task="grower"]').getAttribute("data-used", { timeout: 100 }).catch(() => null);
+    const used = await page.locator('[data-task="grower"]').getAttribute("data-used", { timeout: 1000 }).catch(() => null);
     if (used) seen.add(Number(used));
     return seen.size >= 4;
   });
@@ -84,7 +90,7 @@ test("a slice grows while the page is open", async () => {
   assert.deepEqual(sizes, sizes.toSorted((a, b) => a - b), "it only grows");
   await page.locator('[data-task="grower"]').click();
   await page.getByTestId("task").waitFor();
-  assert.ok(page.url().endsWith(`/ui/tasks/${id}`));
+  await until("its address", () => page.url().endsWith(`/ui/tasks/${id}`));
   await until("its output", async () => (await page.getByTestId("log").textContent()).includes("one more"));
   for (const step of ["created", "queued", "placed", "started"]) await page.getByTestId("timeline").getByText(step).first().waitFor();
   await until("the first GPU memory in the timeline", async () => /first GPU memory\d/.test(await page.getByTestId("timeline").textContent()));
@@ -95,9 +101,7 @@ test("a task that waits says why, and the command line says the same", async () 
   const id = cantle.json("tasks", "--status", "queued")[0].id;
   await page.goto(`${cantle.url}/ui/tasks/${id}`);
   await page.getByTestId("why").getByText("needs 1 GPU").first().waitFor();
-  const why = await page.getByTestId("why").textContent();
-  const [said] = cantle.json("why", id);
-  assert.ok(why.includes(said.reason), `${why} lacks ${said.reason}`);
+  await until("the reason of the command line", async () => (await page.getByTestId("why").textContent()).includes(cantle.json("why", id)[0].reason));
   await until("its command line", async () => (await page.getByTestId("cli").textContent()) === `$ cantle why ${id}`);
 });
 
@@ -107,16 +111,16 @@ test("a task is stopped after a yes", async () => {
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   assert.ok((await page.getByRole("dialog").textContent()).includes(`$ cantle stop ${id}`));
   await page.getByRole("button", { name: "Yes, stop" }).click();
-  await page.getByTestId("task").getByText("stopped").waitFor({ timeout: 20_000 });
+  await page.getByTestId("task").getByText("stopped").waitFor();
   const [task] = cantle.json("tasks", id);
   assert.equal(task.state, "stopped");
 });
 
 test("a stopped task can be requeued and run again", async () => {
   await page.getByRole("button", { name: "Requeue" }).click();
-  await page.getByTestId("task").getByText("running").waitFor({ timeout: 20_000 });
+  await page.getByTestId("task").getByText("running").waitFor();
   const runs = page.getByTestId("runs");
-  await runs.locator('[data-run="2"]').getByText("running").waitFor({ timeout: 20_000 });
+  await runs.locator('[data-run="2"]').getByText("running").waitFor();
   await runs.locator('[data-run="1"]').getByText("stopped").first().waitFor();
   await page.getByRole("button", { name: "Run again" }).hover();
   const line = /^\$ cantle submit --queue half_gpu .*--name half_gpu .*-- python3 .*fill_slice\.py --hold 600$/;

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { after, before, test } from "node:test";
-import { Cantle, closeBrowser, launchBrowser, live, open } from "./cantle.mjs";
+import { Cantle, closeBrowser, live, newContext, open } from "./cantle.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
@@ -47,7 +47,7 @@ for (const colorScheme of ["light", "dark"]) {
 }
 
 test("the login page", async () => {
-  const context = await (await launchBrowser()).newContext();
+  const context = await newContext();
   const page = await context.newPage();
   await page.goto(`${cantle.url}/ui`);
   await page.getByLabel("Access key").waitFor();

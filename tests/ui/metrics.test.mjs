@@ -48,6 +48,10 @@ async function query(promql) {
 
 const number = async (promql) => (await query(promql))[0]?.[1];
 
+/** A scrape that a busy machine is late with takes all series away until the next one. */
+const is = (promql, wanted) => until(`${promql} to be ${wanted}`, async () => (await number(promql)) === wanted);
+const isAtLeast = (promql, least) => until(`${promql} to be at least ${least}`, async () => (await number(promql)) >= least);
+
 before(async () => {
   if (skip) return;
   cantle = await Cantle.start("3xA100-40GB", "up", "--metrics-listen", "127.0.0.1:0", "--gpus", "0-2", "--queue", "dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1");
@@ -59,12 +63,12 @@ before(async () => {
   [, agent] = /serving metrics address=(\S+)/.exec(readFileSync(path.join(cantle.home, "log"), "utf8"));
   const config = path.join(cantle.home, "prometheus.yml");
   const auth = `{ username: ${cantle.keys.access_key}, password: ${cantle.keys.secret_key} }`;
-  writeFileSync(config, `global: { scrape_interval: 1s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n  - job_name: agents\n    static_configs: [{ targets: ["${agent}"] }]\n`);
+  writeFileSync(config, `global: { scrape_interval: 2s, scrape_timeout: 2s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n  - job_name: agents\n    static_configs: [{ targets: ["${agent}"] }]\n`);
   const words = [`--config.file=${config}`, `--storage.tsdb.path=${cantle.home}/tsdb`, `--web.listen-address=127.0.0.1:${port}`];
   prometheus = spawn("prometheus", words, { stdio: "ignore" });
   // From the start: one that could not begin has ended before anybody stops it.
   ended = once(prometheus, "exit");
-  await until("Prometheus to have scraped it", async () => (await number("sum(up)")) === 2, 30_000);
+  await until("Prometheus to have scraped it", async () => (await number("sum(up)")) === 2);
 });
 
 after(async () => {
@@ -83,35 +87,33 @@ test("promtool finds nothing to complain about", { skip }, async () => {
 });
 
 test("the numbers of the example", { skip }, async () => {
-  await until("2.75 of 3 GPUs", async () => (await number("sum(cantle_gpu_allocated_ratio)")) === 2.75);
-  assert.equal(await number("count(cantle_gpu_memory_bytes)"), 3);
-  await until("110 GiB in use", async () => (await number("sum(cantle_gpu_used_bytes)")) === 110 * GIB);
-  assert.equal(await number("sum(cantle_slice_memory_used_bytes) - sum(cantle_gpu_used_bytes)"), 0);
-  assert.equal(await number('cantle_slice_memory_limit_bytes{task_name="quarter_gpu",queue="quarter_gpu"}'), 10 * GIB);
-  assert.equal(await number('cantle_queue_waiting_tasks{queue="single_gpu"}'), 1);
-  assert.ok((await number('cantle_queue_longest_wait_seconds{queue="single_gpu"}')) > 0);
-  await until("three placements", async () => (await number('cantle_events_total{kind="place"}')) === 3);
-  assert.equal(await number("sum(cantle_task_wait_seconds_count)"), 3);
-  assert.equal(await number('cantle_task_wait_seconds_count{queue="half_gpu"}'), 1);
+  await is("sum(cantle_gpu_allocated_ratio)", 2.75);
+  await is("count(cantle_gpu_memory_bytes)", 3);
+  await is("sum(cantle_gpu_used_bytes)", 110 * GIB);
+  await is("sum(cantle_slice_memory_used_bytes) - sum(cantle_gpu_used_bytes)", 0);
+  await is('cantle_slice_memory_limit_bytes{task_name="quarter_gpu",queue="quarter_gpu"}', 10 * GIB);
+  await is('cantle_queue_waiting_tasks{queue="single_gpu"}', 1);
+  await isAtLeast('cantle_queue_longest_wait_seconds{queue="single_gpu"}', 0.001);
+  await is('cantle_events_total{kind="place"}', 3);
+  await is("sum(cantle_task_wait_seconds_count)", 3);
+  await is('cantle_task_wait_seconds_count{queue="half_gpu"}', 1);
 });
 
 test("the agent counts what it decided and refused", { skip }, async () => {
-  await until("2.75 of 3 GPUs", async () => (await number("sum(cantle_agent_gpu_allocated_ratio)")) === 2.75);
-  await until("110 GiB in use", async () => (await number("sum(cantle_agent_gpu_used_bytes)")) === 110 * GIB);
-  assert.equal(await number("sum(cantle_agent_slice_memory_used_bytes)"), 110 * GIB);
-  await until("three placements", async () => (await number("sum(cantle_agent_placements_total)")) === 3);
-  assert.ok((await number("cantle_agent_decision_seconds_count")) >= 1);
-  assert.equal(await number("cantle_agent_server_up"), 1);
-  assert.equal(await number('cantle_agent_watchdog_actions_total{action="kill"}'), 0);
+  await is("sum(cantle_agent_gpu_allocated_ratio)", 2.75);
+  await is("sum(cantle_agent_gpu_used_bytes)", 110 * GIB);
+  await is("sum(cantle_agent_slice_memory_used_bytes)", 110 * GIB);
+  await is("sum(cantle_agent_placements_total)", 3);
+  await isAtLeast("cantle_agent_decision_seconds_count", 1);
+  await is("cantle_agent_server_up", 1);
+  await is('cantle_agent_watchdog_actions_total{action="kill"}', 0);
   // Each task asked until it was refused, on every GPU it has.
-  for (const gpu of [0, 1, 2]) {
-    await until(`a refusal on GPU ${gpu}`, async () => (await number(`cantle_agent_refused_allocations_total{gpu="${gpu}"}`)) >= 1);
-  }
+  for (const gpu of [0, 1, 2]) await isAtLeast(`cantle_agent_refused_allocations_total{gpu="${gpu}"}`, 1);
   // As docs/metrics.md has it: the labels of the task, and the bytes as they are.
   const join = "cantle_agent_slice_memory_used_bytes * on (UUID, slice) group_left (task_name, queue, project) (cantle_slice_allocated_ratio > bool 0)";
-  assert.equal(await number(`sum(${join})`), 110 * GIB);
-  const joined = await query(join);
-  assert.deepEqual(joined.map(([labels]) => labels.queue).sort(), ["dual_gpus", "dual_gpus", "half_gpu", "quarter_gpu"]);
+  await is(`sum(${join})`, 110 * GIB);
+  const joined = async () => (await query(join)).map(([labels]) => labels.queue).sort();
+  await until("each slice with its queue", async () => String(await joined()) === "dual_gpus,dual_gpus,half_gpu,quarter_gpu");
 });
 
 test("each query of the dashboard is right and has an answer", { skip }, async () => {

@@ -90,6 +90,32 @@ test("what is typed while the server answers is not lost", async () => {
   await priority.fill("-1");
 });
 
+test("an answer that comes late is not shown over a newer one", async () => {
+  let release;
+  let arrived;
+  const held = new Promise((resolve) => (release = resolve));
+  const old = new Promise((resolve) => (arrived = resolve));
+  await page.route(
+    "**/cantle.get_projects",
+    async (route) => {
+      const response = await route.fetch();
+      arrived();
+      await held;
+      await route.fulfill({ response });
+    },
+    { times: 1 },
+  );
+  submit("vision", "another");
+  await old;
+  await grant("vision", { Weight: "6" });
+  await page.getByText("--gpu 1 --limit 2 --weight 6").first().waitFor();
+  const late = page.waitForResponse("**/cantle.get_projects");
+  release();
+  await (await late).finished();
+  await page.evaluate(() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve))));
+  assert.equal(await page.getByRole("form", { name: "Quota of vision", exact: true }).getByLabel("Weight").inputValue(), "6");
+});
+
 test("pools are shown, and what is granted on the page leaves them as they are", async () => {
   cantle.cli("pools", "set", "fast", "--model", "*A100*");
   cantle.cli("quota", "set", "vision", "--pools", "fast");

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
+import { Cantle, closeBrowser, live, newContext, open, until } from "./cantle.mjs";
 
 const TASKS = 10_000;
 const NODES = 25;
@@ -50,16 +50,32 @@ after(async () => {
   await cantle.close();
 });
 
+const firstPaint = (page) => until("a first paint", () => page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime));
+
+/** First paint of the login, which has nothing of all that the server knows: how late the machine itself is now. */
+async function control() {
+  const context = await newContext();
+  const page = await context.newPage();
+  await page.goto(`${cantle.url}/ui`);
+  await page.getByLabel("Access key").waitFor();
+  const paint_ms = await firstPaint(page);
+  await context.close();
+  return paint_ms;
+}
+
 test("first paint in less than a second", async () => {
   // The first page of a fresh browser pays for the browser's own start.
   await (await open(cantle, "/settings")).context().close();
   for (const address of ["/gpus?view=bars", "/tasks"]) {
+    const before_ms = await control();
     const page = await open(cantle, address);
-    const paint_ms = await until("a first paint", () => page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime));
+    const paint_ms = await firstPaint(page);
     await live(page);
     console.log(`# ${address}: first paint after ${Math.round(paint_ms)} ms, all ${TASKS} tasks after ${Math.round(await page.evaluate(() => performance.now()))} ms`);
-    assert.ok(paint_ms < 1000, `${address}: ${paint_ms} ms`);
     await page.context().close();
+    const control_ms = Math.max(before_ms, await control());
+    console.log(`# the login beside it: ${Math.round(control_ms)} ms`);
+    assert.ok(paint_ms < Math.max(1000, 3 * control_ms), `${address}: ${paint_ms} ms, the login ${control_ms} ms`);
   }
 });
 
@@ -76,19 +92,22 @@ test("a table of 10,000 rows has few in the document and scrolls without long ga
   await until("the count", async () => (await page.getByTestId("count").textContent()) === "10,000 tasks");
   const rows = () => page.locator('[role="table"] [role="row"]').count();
   assert.ok((await rows()) < 120, `${await rows()} rows`);
-  const slowest_ms = await page.evaluate(async () => {
-    const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
-    let [slowest, last] = [0, await frame()];
-    for (let step = 0; step < 120; step += 1) {
+  // The page's own work for each frame: its processor time, whatever else the machine does.
+  const profile = await page.context().newCDPSession(page);
+  await profile.send("Performance.enable", { timeDomain: "threadTicks" });
+  const worked_ms = async () => (await profile.send("Performance.getMetrics")).metrics.find(({ name }) => name === "TaskDuration").value * 1000;
+  let [slowest_ms, before_ms] = [0, await worked_ms()];
+  for (let step = 0; step < 120; step += 1) {
+    await page.evaluate(() => {
       scrollBy(0, 400);
-      const now = await frame();
-      slowest = Math.max(slowest, now - last);
-      last = now;
-    }
-    return slowest;
-  });
-  console.log(`# slowest frame while scrolling: ${Math.round(slowest_ms)} ms`);
-  assert.ok(slowest_ms < 250, `a frame took ${slowest_ms} ms`);
+      return new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    });
+    const now_ms = await worked_ms();
+    slowest_ms = Math.max(slowest_ms, now_ms - before_ms);
+    before_ms = now_ms;
+  }
+  console.log(`# slowest frame while scrolling: ${Math.round(slowest_ms)} ms of work`);
+  assert.ok(slowest_ms > 0 && slowest_ms < 250, `a frame took ${slowest_ms} ms`);
   await page.evaluate(() => scrollTo(0, document.body.scrollHeight));
   await page.getByText("task-00000").waitFor();
   await page.context().close();

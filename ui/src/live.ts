@@ -92,12 +92,20 @@ export async function fetchTask(id: string): Promise<void> {
   mergeTasks(await getTasks({ id: [id] }));
 }
 
+/** Questions about the projects so far, and the newest whose answer is shown. */
+let asked = 0;
+let shown = 0;
+
 /** Shares follow from everything else, so they do not come by the stream: who shows them asks when something happened. */
 export async function loadProjects(): Promise<void> {
+  const question = ++asked;
   const [found, named] = await Promise.all([
     call<{ projects: ProjectView[] }>("cantle.get_projects"),
     call<{ pools: PoolView[] }>("cantle.get_pools"),
   ]);
+  // Answers may overtake each other.
+  if (question < shown) return;
+  shown = question;
   batch(() => {
     projects.value = found.projects;
     pools.value = named.pools;

@@ -97,7 +97,7 @@ async fn a_container_gets_its_slice_and_no_more() {
     let Some(docker) = Docker::new().await else { return };
     let Some(slice) = GpuSlice::new() else { return };
     // Four processes at once; together they get one slice.
-    let script = "for i in 1 2 3 4; do python3 /tools/fill.py 300 5 & done; wait";
+    let script = "for i in 1 2 3 4; do python3 /tools/fill.py 300 4 & done; wait";
     let mut task = slice.start(&docker, script).await;
     eventually("all four have met the limit", || output(&slice.bench).lines().count() == 4);
 

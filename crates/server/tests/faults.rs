@@ -30,6 +30,8 @@ struct Faults {
     control: std::fs::File,
     path: PathBuf,
     dir: PathBuf,
+    /// Only writes below it fail.
+    below: PathBuf,
 }
 
 impl Faults {
@@ -42,7 +44,7 @@ impl Faults {
         let path = work.join("control");
         std::fs::write(&path, [0; 32]).unwrap();
         let control = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-        Self { library, control, path, dir: dir.to_owned() }
+        Self { library, control, path, dir: dir.to_owned(), below: dir.to_owned() }
     }
 
     /// After `until` writes that go well, the next one fails with this error, or with `lasts` all do.
@@ -68,7 +70,7 @@ impl Faults {
             .arg(&self.dir)
             .env("LD_PRELOAD", &self.library)
             .env("FAULT_CONTROL", &self.path)
-            .env("FAULT_DIR", &self.dir)
+            .env("FAULT_DIR", &self.below)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -219,7 +221,9 @@ fn a_start_that_was_cut_off_is_made_good_by_the_next() {
 #[tokio::test]
 async fn an_upload_that_failed_leaves_nothing() {
     let (work, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let faults = Faults::new(work.path(), state.path());
+    let mut faults = Faults::new(work.path(), state.path());
+    // Not those of the database: the server writes there by itself, too, and such a write would fail in place of the upload's.
+    faults.below = state.path().join("server/files");
     let (child, client) = faults.serve().unwrap();
     let keys = CredentialsFile::read(state.path()).unwrap().unwrap();
     let body =

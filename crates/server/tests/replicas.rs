@@ -19,12 +19,12 @@ use common::TestServer;
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Two servers with one database and the same keys.
-async fn two() -> (TestServer, TestServer) {
+/// Two servers with one database and the same keys. What was taken and not started within this time goes back.
+async fn two(start_within: Duration) -> (TestServer, TestServer) {
     let first = tempfile::tempdir().unwrap();
     let db = common::database_of(first.path()).await;
     assert!(db.is_some(), "CANTLE_TEST_POSTGRES names no server; see tests/postgres/run.sh");
-    let config = ServerConfig { db, start_within: Duration::from_secs(1), ..ServerConfig::default() };
+    let config = ServerConfig { db, start_within, ..ServerConfig::default() };
     let first = TestServer::start_with(first, config.clone()).await;
     let second = tempfile::tempdir().unwrap();
     std::fs::create_dir(second.path().join("server")).unwrap();
@@ -54,7 +54,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> Duration {
 #[tokio::test]
 #[ignore = "needs a PostgreSQL: tests/postgres/run.sh"]
 async fn each_answers_what_the_other_was_told() {
-    let (first, second) = two().await;
+    let (first, second) = two(Duration::from_secs(600)).await;
     let queue = first.queue("q").await;
     let task = first.task("t").await;
     second.enqueue(&task, &queue).await;
@@ -86,7 +86,7 @@ async fn each_answers_what_the_other_was_told() {
 #[tokio::test]
 #[ignore = "needs a PostgreSQL: tests/postgres/run.sh"]
 async fn the_other_one_takes_over_the_periodic_work() {
-    let (first, second) = two().await;
+    let (first, second) = two(Duration::from_secs(1)).await;
     let queue = first.queue("q").await;
     let task = first.task("t").await;
     first.enqueue(&task, &queue).await;

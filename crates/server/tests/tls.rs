@@ -150,7 +150,8 @@ async fn a_new_certificate_is_shown_without_dropping_connections() {
     let (dir, first) = (tempfile::tempdir().unwrap(), Authority::new());
     let files = first.issue(dir.path(), &["localhost"], |_| ());
     let ca = first.file(dir.path());
-    let server = start(files, &ca, Duration::from_secs(60)).await;
+    // The first connection is still there at the end, however long the change takes.
+    let server = start(files, &ca, Duration::from_secs(600)).await;
     server.task("with the first").await;
     // Half a file, or one of another pair, changes nothing.
     std::fs::write(dir.path().join("tls.crt"), "-----BEGIN CERT").unwrap();
@@ -205,7 +206,7 @@ async fn handshakes_that_never_end_are_closed_and_others_served() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let files = authority.issue(dir.path(), &["localhost"], |_| ());
     let ca = authority.file(dir.path());
-    let server = start(files, &ca, Duration::from_secs(2)).await;
+    let server = start(files, &ca, Duration::from_secs(5)).await;
     let address = server.client.url().strip_prefix("https://").unwrap().to_owned();
     let mut silent = Vec::new();
     for n in 0..200 {
@@ -225,7 +226,7 @@ async fn handshakes_that_never_end_are_closed_and_others_served() {
     }
     for mut stream in silent {
         let mut rest = Vec::new();
-        let closed = timeout(Duration::from_secs(30), stream.read_to_end(&mut rest)).await;
+        let closed = timeout(Duration::from_secs(90), stream.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "still open");
     }
     common::create_task(&trusting(&server, &ca), "afterwards").await;

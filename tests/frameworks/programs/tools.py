@@ -29,7 +29,7 @@ def nvtop(program):
     if child == 0:
         os.execve(program, [program, "-C"], {**os.environ, "TERM": "xterm"})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    screen, found, deadline = b"", None, time.monotonic() + 30
+    screen, found, deadline = b"", None, time.monotonic() + 180
     while not found and time.monotonic() < deadline:
         if select.select([terminal], [], [], 1)[0]:
             screen += os.read(terminal, 65536)

@@ -34,10 +34,10 @@ def main():
     children = [context.Process(target=fill, args=(full, all_there, go_on)) for _ in range(count)]
     for child in children:
         child.start()
-    results = [full.get(timeout=90) for _ in children]
+    results = [full.get(timeout=600) for _ in children]
     tell_and_wait(granted=sum(count for count, _ in results), texts=[text for _, text in results])
     go_on.set()
-    after = [full.get(timeout=60)[0] for _ in children]
+    after = [full.get(timeout=600)[0] for _ in children]
     for child in children:
         child.join()
     tell(after=after, codes=[child.exitcode for child in children])

@@ -61,7 +61,7 @@ def main():
         children = [context.Process(target=fill, args=(rank, *words)) for rank in range(2)]
         for child in children:
             child.start()
-        results = [full.get(timeout=120) for _ in children]
+        results = [full.get(timeout=600) for _ in children]
         tell_and_wait(granted=sum(count for count, _ in results), texts=[text for _, text in results])
         go_on.set()
         for child in children:

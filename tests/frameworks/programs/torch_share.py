@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 
 def take(queue, done):
-    tensor = queue.get(timeout=120)
+    tensor = queue.get(timeout=600)
     free, _ = torch.cuda.mem_get_info()
     done.put((tensor.numel(), free))
 
@@ -28,7 +28,7 @@ def main():
     child = context.Process(target=take, args=(queue, done))
     child.start()
     queue.put(shared)
-    numel, free = done.get(timeout=120)
+    numel, free = done.get(timeout=600)
     child.join()
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=16, num_workers=2, pin_memory=True)
     batches = sum(1 for batch in loader if batch.to("cuda", non_blocking=True).is_cuda)

@@ -31,11 +31,11 @@ def main():
     before = free()
     child = context.Process(target=hold, args=(there, end, sys.argv[1]))
     child.start()
-    assert there.wait(120)
+    assert there.wait(600)
     beside = free()
     end.set()
     child.join()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (after := free()) != before and time.monotonic() < deadline:
         time.sleep(0.2)
     tell(before=before, beside=beside, after=after)
