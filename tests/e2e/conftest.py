@@ -1,11 +1,14 @@
 """A whole cantle on a machine of its own: `cantle up` as root where everything lies where it lies at a customer's, and the
 commands a user would type."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,12 @@ NOBODY = 65534
 FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
 
 
+def hold_until(path, *flags):
+    """Fills its slice and keeps it until this file is there, then ends well: a test that looks at it meanwhile may take its time."""
+    fill = " ".join(map(str, [*FILL, *flags, "--hold", "3600"]))
+    return ["sh", "-c", f"{fill} & until [ -e {path} ]; do sleep 0.2; done; kill $!; wait"]
+
+
 class Cantle:
     """One installation: its own machine, its own server; a private directory for logs and as the user's home."""
 
@@ -36,10 +45,10 @@ class Cantle:
     def program(self, *words, user=None, **options):
         """Runs any program on this machine to its end, alone: no cantle is between it and the GPUs."""
         command = self.machine.command(*words, user=user)
-        options = {"timeout": 60, "env": self.env} | options
+        options = {"timeout": 180, "env": self.env} | options
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
-    def cli(self, *words, code=0, timeout=60):
+    def cli(self, *words, code=0, timeout=180):
         """Runs one command to its end and returns it; its exit code must be `code` (None: any)."""
         done = self.program(CANTLE, *words, timeout=timeout)
         assert code is None or done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -61,7 +70,7 @@ class Cantle:
 
     def up(self, *words, port=0):
         child = self.start("up", "--listen", f"127.0.0.1:{port}", *words, log="up.log")
-        wait_until(lambda: "cantle is up" in self.log("up.log") or child.poll() is not None, 20, "cantle up")
+        wait_until(lambda: "cantle is up" in self.log("up.log") or child.poll() is not None, 60, "cantle up")
         assert child.poll() is None, self.log("up.log")
         return child
 
@@ -77,7 +86,7 @@ class Cantle:
         (found,) = self.json("tasks", task)
         return found
 
-    def wait_state(self, task, *states, seconds=20):
+    def wait_state(self, task, *states, seconds=60):
         wait_until(lambda: self.task(task)["state"] in states, seconds, lambda: f"{task} in {states}: {self.task(task)}")
         return self.task(task)
 
@@ -102,7 +111,7 @@ class Cantle:
                 child.send_signal(signal.SIGTERM)
         for child in self.background:
             try:
-                child.wait(timeout=15)
+                child.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -113,12 +122,22 @@ class Cantle:
 
 
 def wait_until(true, seconds, what):
-    """Asks until the answer is yes; fails with `what` after `seconds`."""
+    """Asks until the answer is yes; fails with `what` after `seconds`: a minute, where no promise sets it. Other suites use the cores too."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
             pytest.fail(f"not within {seconds} s: {what() if callable(what) else what}")
         time.sleep(0.1)
+
+
+def own_port():
+    """A port for a server that is started again on it. It is outside of the range from which the kernel gives ports, to others too."""
+    dice = random.SystemRandom()
+    while True:
+        port = dice.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
