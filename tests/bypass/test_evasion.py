@@ -53,6 +53,10 @@ def neighbor(machine):
     neighbor = machine.start([sys.executable, HERE / "holder.py", HELD])
     assert neighbor.child.stdout.readline() == "holding\n"
     yield neighbor
+    # The last process of a task that was killed may be about to end.
+    deadline = time.monotonic() + 60
+    while machine.used() != (CONTEXT_MIB + HELD) * MIB and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
     assert neighbor.child.poll() is None
     assert machine.used() == (CONTEXT_MIB + HELD) * MIB
     neighbor.end()
@@ -81,9 +85,9 @@ def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
     running.end()
 
 
-# From the first byte over the limit to the end of the last process. SPECIFICATION.md promises less on a machine that is not busy
-# with other suites.
-WITHIN_S = 5
+# From the first byte over the limit to the end of the last process, in looks at the driver, one every 20 ms: 5 s, and longer where the machine is
+# so busy with other suites that looks come late, as the watchdog's do. SPECIFICATION.md promises less on a machine that is not busy.
+WITHIN_LOOKS, LOOK_S = 250, 0.02
 
 WAYS = {
     "memfd": "ended",
@@ -197,17 +201,16 @@ def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hi
 
 def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
     """A process that may write the store damages the task's lease."""
-    running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
+    running = machine.start([sys.executable, HERE / "evade.py", "watched_when_told", copy, 2 * LIMIT])
     assert running.record() == {"waiting": True}
     leases = machine.path("/run/cantle/node/leases")
     (lease,) = [path for path in leases.glob("*.json") if json.loads(path.read_text())["owner"]["pid"] == running.child.pid]
-    time.sleep(1)
     lease.write_text("{")
     running.child.stdin.write("\n")
     running.child.stdin.flush()
     assert running.record()["granted"] == 2 * LIMIT
     assert_is_gone_in_time(machine)
-    running.child.wait(timeout=60)
+    running.child.wait(timeout=120)
 
 
 def neighbors_task(neighbor):
@@ -220,18 +223,24 @@ def descends_from(pid, ancestor):
     while pid > 1:
         if pid == ancestor:
             return True
-        with open(f"/proc/{pid}/stat") as stat:
-            pid = int(stat.read().rpartition(")")[2].split()[1])
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                pid = int(stat.read().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            # Another suite's, which has ended.
+            return False
     return False
 
 
 def assert_ended_in_time(running, machine):
     assert_is_gone_in_time(machine)
-    assert running.child.wait(timeout=60) == 137, running.child.stderr.read()
+    assert running.child.wait(timeout=120) == 137, running.child.stderr.read()
 
 
 def assert_is_gone_in_time(machine):
-    began = time.monotonic()
+    looks, began = 0, time.monotonic()
     while machine.used() > LIMIT + (CONTEXT_MIB + HELD + TOLERATED) * MIB:
-        assert time.monotonic() - began < WITHIN_S, "it keeps more than its slice"
-        time.sleep(0.02)
+        looks += 1
+        assert looks < WITHIN_LOOKS, f"it keeps more than its slice for {time.monotonic() - began:.1f} s"
+        time.sleep(LOOK_S)
+    print(f"gone after {time.monotonic() - began:.1f} s, {looks} looks")

@@ -1,14 +1,11 @@
 """A whole cantle on a machine of its own: `cantle up` as root where everything lies where it lies at a customer's, and the
 commands a user would type."""
 
-import contextlib
 import json
 import os
 import pathlib
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +15,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-from machine import Machine  # noqa: E402
+from machine import Machine, own_port  # noqa: E402, F401  the port for tests
 
 CANTLE = ROOT / "dist/bin/cantle"
 FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
@@ -128,16 +125,6 @@ def wait_until(true, seconds, what):
         if time.monotonic() > deadline:
             pytest.fail(f"not within {seconds} s: {what() if callable(what) else what}")
         time.sleep(0.1)
-
-
-def own_port():
-    """A port for a server that is started again on it. It is outside of the range from which the kernel gives ports, to others too."""
-    dice = random.SystemRandom()
-    while True:
-        port = dice.randrange(20000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @pytest.fixture
