@@ -146,7 +146,7 @@ async fn stop_is_gentle_first_and_final() {
     let script = "trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
     let mut task = docker.start(&bench, script, &[]).await.unwrap();
     eventually("it is ready", || output(&bench) == "ready");
-    task.stopper().stop(Duration::from_secs(10)).await;
+    task.stopper().stop(Duration::from_secs(60)).await;
     assert_eq!(task.wait().await, Exit::Code(9));
     assert_eq!(output(&bench), "ready\nbye");
 
@@ -168,13 +168,19 @@ async fn a_container_is_adopted_and_its_output_is_not_doubled() {
     let container = docker.container(&["-v", &volume]);
     // An agent that dies: its runtime ends in the middle, with all that it was doing.
     let agent = std::thread::spawn({
-        let (engine_dir, output) = (docker.dir.clone(), bench.container_output());
+        let (engine_dir, output, log) =
+            (docker.dir.clone(), bench.container_output(), bench.path("task/output.log"));
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let engine = Engine::connect(Some(&engine_dir.join("docker.sock"))).await.unwrap();
                 let _task = engine.start(&spec, &container, output).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(500)).await;
+                for _ in 0..6000 {
+                    if read(&log).ends_with("one") {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             });
         }
     });
