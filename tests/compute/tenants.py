@@ -80,7 +80,8 @@ class Box:
         self.command, self.load, self.tenants = self.machine.command, load, []
 
     def tenant(self, gpu, mode, us, seconds=600, number=1, compute="fair", copies=1, more=(), words=(), repeat=1, forever=None):
-        options = ["--gpu", gpu, "--compute", compute, *more] if gpu else None
+        # What a killed tenant had is free a moment after its end.
+        options = ["--gpu", gpu, "--compute", compute, "--timeout", "60", *more] if gpu else None
         command = [self.load, mode, us, seconds, number, *words]
         if repeat > 1:
             command = [f"for each in $(seq {repeat}); do", *command, "|| exit 1; done"]
