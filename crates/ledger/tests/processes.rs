@@ -143,7 +143,7 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(hangs(), [0; 0], "processes that hang");
+    assert!(hangs().is_empty(), "processes that hang: {:?}", hangs());
     // All are stopped before the first dies: a running one would return the memory of the dead.
     for &child in &children {
         stop(child);

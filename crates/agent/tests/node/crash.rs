@@ -56,7 +56,8 @@ fn adopted(place: &Place) {
     let task = cluster.submit("half", "long", &until(place, "go"));
     eventually("it runs", || place.leases().iter().any(|lease| lease.leader.is_some()));
     let adoptions = || cluster.events(&task).iter().filter(|event| event.kind == "adopt").count();
-    let (mut took, mut controls): (Vec<Duration>, Vec<Duration>) = Default::default();
+    let mut took: Vec<Duration> = Vec::new();
+    let mut controls: Vec<Duration> = Vec::new();
     for round in 1..=5 {
         controls.push(control(place));
         daemon.kill();
@@ -92,7 +93,8 @@ fn a_second(control: Duration) -> Duration {
 fn soon(place: &Place) {
     let cluster = Cluster::new(place);
     let _daemon = cluster.daemon("0-2", &["eighth=0.125"]);
-    let (mut waits, mut controls): (Vec<Duration>, Vec<Duration>) = Default::default();
+    let mut waits: Vec<Duration> = Vec::new();
+    let mut controls: Vec<Duration> = Vec::new();
     for i in 0..50 {
         if i % 10 == 0 {
             controls.push(control(place));

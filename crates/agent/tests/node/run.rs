@@ -56,7 +56,8 @@ fn room_and_no_room(place: &Place) {
 }
 
 fn waits_for_room(place: &Place) {
-    let mut whole: Vec<_> = (0..3).map(|_| place.run("1", 0, &until(place, "end")).spawn().unwrap()).collect();
+    let mut whole: Vec<_> =
+        (0..3).map(|_| place.run("1", 0, &until(place, "end")).spawn().unwrap()).collect();
     eventually("three leases", || place.leases().len() == 3);
     let said = place.path().join("said");
     let mut waits = place.run("0.5", 60, "echo ran");
