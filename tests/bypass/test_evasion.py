@@ -85,9 +85,9 @@ def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
     running.end()
 
 
-# From the first byte over the limit to the end of the last process, in looks at the driver, one every 20 ms: 5 s, and longer where the machine is
-# so busy with other suites that looks come late, as the watchdog's do. SPECIFICATION.md promises less on a machine that is not busy.
-WITHIN_LOOKS, LOOK_S = 250, 0.02
+# From the first byte over the limit to the end of the last process. SPECIFICATION.md promises less on a machine that is not busy
+# with other suites. Where it is so busy that this test's own looks at the driver take twice their time, the watchdog's come late too.
+WITHIN_S, WITHIN_S_IF_LATE, LOOK_S = 5, 120, 0.02
 
 WAYS = {
     "memfd": "ended",
@@ -240,7 +240,8 @@ def assert_ended_in_time(running, machine):
 def assert_is_gone_in_time(machine):
     looks, began = 0, time.monotonic()
     while machine.used() > LIMIT + (CONTEXT_MIB + HELD + TOLERATED) * MIB:
-        looks += 1
-        assert looks < WITHIN_LOOKS, f"it keeps more than its slice for {time.monotonic() - began:.1f} s"
         time.sleep(LOOK_S)
+        looks, passed_s = looks + 1, time.monotonic() - began
+        is_late = passed_s > 2 * looks * LOOK_S
+        assert passed_s < (WITHIN_S_IF_LATE if is_late else WITHIN_S), f"it keeps more than its slice after {passed_s:.1f} s and {looks} looks"
     print(f"gone after {time.monotonic() - began:.1f} s, {looks} looks")
