@@ -372,6 +372,11 @@ def test_a_slow_gpu_gives_its_task_an_instance_in_the_end(mig):
     began = time.monotonic()
     mig.cli("run", "--mig-profile", "7g.40gb", "--", "true")
     assert time.monotonic() - began > 5
+    mig.up("--queue", "default=task")
+    faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=5000 once")
+    task = mig.submit("default", "true", flags=["--mig-profile", "3g.20gb"])
+    mig.wait_state(task, "completed")
+    assert faults_to_come(mig) == "", "an agent's task has waited for it too"
 
 
 def test_mig_mode_is_turned_on_where_that_disturbs_nobody(make_cantle):

@@ -31,16 +31,16 @@ def cpu_seconds(pid):
 
 
 def test_waiting_for_a_slow_creation_takes_no_time_of_a_core(make_cantle):
-    """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): 40 s on one GPU."""
+    """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): minutes on one GPU."""
     cantle = make_cantle("8xA100-40GB:mig")
     up = cantle.up("--queue", "default=task")
-    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=40000 once")
+    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=600000 once")
     slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
     wait_until(lambda: "delay_ms" not in faults_to_come(cantle), 60, lambda: cantle.log())
     began, before = time.monotonic(), cpu_seconds(up.pid)
     quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(3)]
     for task in quick:
-        cantle.wait_state(task, "completed", seconds=38)
+        cantle.wait_state(task, "completed", seconds=120)
     print(f"three tasks on other GPUs: {time.monotonic() - began:.1f} s")
     time.sleep(max(0.0, 12 - (time.monotonic() - began)))
     used, waited_s = cpu_seconds(up.pid) - before, time.monotonic() - began
@@ -48,7 +48,7 @@ def test_waiting_for_a_slow_creation_takes_no_time_of_a_core(make_cantle):
     print(f"the agent used {used:.2f} s of CPU in the {waited_s:.0f} s while it waited")
     assert used < waited_s / 2, "who waits for a lock in a loop uses all that time, for each that waits"
     assert "does not answer" not in cantle.log()
-    cantle.wait_state(slow, "completed", seconds=120)
+    up.kill()  # which would wait for that GPU too
 
 
 def test_an_instance_that_another_process_has_replaced(mig, tmp_path):
