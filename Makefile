@@ -52,10 +52,10 @@ docs:
 	@[ -x target/tools/bin/mdbook ] || cargo install --locked --quiet --root target/tools --version 0.5.4 mdbook
 	target/tools/bin/mdbook build docs
 
-# Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
+# Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes, or MINUTES=N. ONLY=a,b runs the checks named so.
 # CONTAINERS=IMAGE (with Python 3) adds slices in containers of the machine's engine.
 gpu-test:
-	tests/gpu/run.sh $(if $(ONLY),--only $(ONLY)) $(if $(CONTAINERS),--containers $(CONTAINERS))
+	tests/gpu/run.sh $(if $(ONLY),--only $(ONLY)) $(if $(CONTAINERS),--containers $(CONTAINERS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 soak: build setup
 	tests/soak.sh

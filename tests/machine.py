@@ -4,12 +4,15 @@ Each has its own file systems where a machine is fresh: `/run` (as distributions
 keeps is where it keeps it at a customer's."""
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
 import platform
+import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +74,29 @@ def skip_unless_built(items, *files):
     if reason:
         for item in items:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def own_port():
+    """A port for a server that is started again on it. It is outside of the range from which the kernel gives ports, to others too."""
+    dice = random.SystemRandom()
+    while True:
+        port = dice.randrange(20000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+@contextlib.contextmanager
+def ahead_of_others():
+    """Meanwhile, this process and what it starts run before all other programs of the machine, if it may: where the cores are taken, a program
+    whose times are compared would wake up late, and leave its GPU idle."""
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameter)
 
 
 class Witness:

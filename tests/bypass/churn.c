@@ -1,5 +1,5 @@
-/* Eight processes that allocate and free at random, and end at random, three of four by SIGKILL: churn ENDS. Prints, when all are
- * gone, what a newcomer sees. */
+/* Eight processes that allocate and free at random, and end at random, three of four by SIGKILL: churn ENDS FREE_BYTES. Prints, when
+ * all are gone, what a newcomer sees, as soon as it sees so much free memory. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -57,16 +57,14 @@ static void worker(int index, unsigned long long seed) {
     exit(0);
 }
 
-/* The watchdog compares twice a second what is charged with what the driver has, charges the difference, and corrects it at its next
- * look. What it saw amid the dying is to be corrected before anybody asks; a charge that stays, stays. */
-static void let_it_settle(void) {
+/* The watchdog compares several times a second what is charged with what the driver has, charges the difference, and corrects it at its
+ * next look. What it saw amid the dying is to be corrected before anybody asks; a charge that stays, stays. */
+static void let_it_settle(size_t expected) {
     int (*info)(size_t *, size_t *) = need(find, "cuMemGetInfo_v2");
-    size_t free = 0, total = 0, before = 0;
-    for (int steady = 0, tenths = 0; steady < 15 && tenths < 300; tenths++) {
-        info(&free, &total);
-        steady = free == before ? steady + 1 : 0;
-        before = free;
+    size_t free = 0, total = 0;
+    for (int tenths = 0; tenths < 600 && free != expected; tenths++) {
         usleep(100000);
+        info(&free, &total);
     }
 }
 
@@ -93,7 +91,7 @@ int main(int argc, char **argv) {
         children[victim] = begin(victim, i + 100);
     }
     for (int i = 0; i < PROCESSES; i++) before[i] = progress[i];
-    for (int tenths = 0; tenths < 50; tenths++) {
+    for (int tenths = 0; tenths < 600; tenths++) {
         hung = 0;
         for (int i = 0; i < PROCESSES; i++) hung += progress[i] == before[i];
         if (!hung) break;
@@ -108,7 +106,7 @@ int main(int argc, char **argv) {
     }
     void *context;
     start(find, &context);
-    let_it_settle();
+    let_it_settle(argc > 2 ? strtoull(argv[2], NULL, 10) : 0);
     report(find, 0, 0);
     return 0;
 }

@@ -104,7 +104,7 @@ class Running:
         return bool(select.select([self.child.stdout], [], [], 0.001)[0])
 
     def end(self):
-        self.child.communicate(timeout=30)
+        self.child.communicate(timeout=120)
         return self.child.returncode
 
 

@@ -56,8 +56,8 @@ def take(library, size):
 def hold():
     take(copy, wanted)
     say(granted=wanted)
-    # Not for the end of its input: an orphan would end with its parents.
-    time.sleep(15)
+    # Not for the end of its input: an orphan would end with its parents. Longer than a watchdog may need on a busy machine.
+    time.sleep(300)
     os._exit(0)
 
 
@@ -73,7 +73,7 @@ def deep():
 def orphan():
     """Its parent ends before it begins; the one before that stays, because the task ends with its first process."""
     if os.fork():
-        time.sleep(30)
+        time.sleep(300)
         os._exit(0)
     os.setsid()
     if os.fork():
@@ -138,7 +138,7 @@ def write_neighbor():
 
 def bursts():
     """Never for long."""
-    for number in range(20):
+    for number in range(375):
         give_back = take(copy, wanted)
         if not number:
             say(granted=wanted)
@@ -197,8 +197,20 @@ def when_told():
     sys.stdin.readline()
 
 
+def watched():
+    """Goes on when the watchdog has looked: then a little that the hooks have not seen is charged to the slice."""
+    cuda, context, free, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    must(cuda.cuInit(0) or cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) or cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    before = free.value
+    take(copy, 64 << 20)
+    while free.value > before - (64 << 20):
+        time.sleep(0.05)
+        must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+
+
 STEPS = {
     "when_told": [when_told],
+    "watched_when_told": [watched, when_told],
     "memfd": [memfd],
     "chroot": [jail],
     "deep": [deep],

@@ -48,6 +48,8 @@ def test_64_processes_race_for_the_last_bytes(machine, programs):
     highest = 0
     while not running.has_line() and running.child.poll() is None:
         highest = max(highest, machine.used())
+    # Those that have met the limit keep what they hold until `end`.
+    highest = max(highest, machine.used())
     assert limit // 2 < highest <= limit, f"{highest} of {limit} bytes at most"
     assert_held_to_its_slice(running, machine, limit)
 
@@ -76,7 +78,7 @@ def test_finds_no_driver(machine, programs, program, way, slice_bytes):
         pytest.skip("musl-gcc is not here: tests/setup.sh installs it")
     words = command(programs, way) if way == "dlvsym" else [programs / program, LIBCUDA if way == "path" else way]
     running = machine.start(words, slice_bytes)
-    out, err = running.child.communicate(timeout=60)
+    out, err = running.child.communicate(timeout=120)
     assert running.child.returncode == 3 and out == "", (out, err)
     assert machine.used() == 0
 
@@ -126,7 +128,7 @@ def test_nested_run(machine, programs, clean):
     """A slice can't be cut again, nor left by asking for another one: there is one line about it, and nothing is started."""
     nested = [*clean, CANTLE, "run", "--gpu", "1", "--", *command(programs, "dlopen")]
     running = machine.start(nested)
-    out, err = running.child.communicate(timeout=60)
+    out, err = running.child.communicate(timeout=120)
     assert running.child.returncode == 8 and out == "", (out, err)
     assert err.count("a slice cannot be cut again") == 1, err
     assert machine.used() == 0

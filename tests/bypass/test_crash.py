@@ -16,7 +16,7 @@ def test_kills_at_random(machine, programs):
         asked counts next to its successor. So a figure over the limit is looked at again: a real one stays."""
         return next((figure for figure in (machine.used() for _ in range(5)) if figure <= LIMIT), None) or machine.used()
 
-    running = machine.start([programs / "churn", KILLS])
+    running = machine.start([programs / "churn", KILLS, LIMIT - CONTEXT])
     highest = looks = 0
     while running.child.poll() is None and not running.has_line():
         highest, looks = max(highest, used()), looks + 1

@@ -53,6 +53,10 @@ def neighbor(machine):
     neighbor = machine.start([sys.executable, HERE / "holder.py", HELD])
     assert neighbor.child.stdout.readline() == "holding\n"
     yield neighbor
+    # The last process of a task that was killed may be about to end.
+    deadline = time.monotonic() + 60
+    while machine.used() != (CONTEXT_MIB + HELD) * MIB and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
     assert neighbor.child.poll() is None
     assert machine.used() == (CONTEXT_MIB + HELD) * MIB
     neighbor.end()
@@ -82,8 +86,8 @@ def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
 
 
 # From the first byte over the limit to the end of the last process. SPECIFICATION.md promises less on a machine that is not busy
-# with other suites.
-WITHIN_S = 5
+# with other suites. Where it is so busy that this test's own looks at the driver take twice their time, the watchdog's come late too.
+WITHIN_S, WITHIN_S_IF_LATE, LOOK_S = 5, 120, 0.02
 
 WAYS = {
     "memfd": "ended",
@@ -197,17 +201,16 @@ def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hi
 
 def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
     """A process that may write the store damages the task's lease."""
-    running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
+    running = machine.start([sys.executable, HERE / "evade.py", "watched_when_told", copy, 2 * LIMIT])
     assert running.record() == {"waiting": True}
     leases = machine.path("/run/cantle/node/leases")
     (lease,) = [path for path in leases.glob("*.json") if json.loads(path.read_text())["owner"]["pid"] == running.child.pid]
-    time.sleep(1)
     lease.write_text("{")
     running.child.stdin.write("\n")
     running.child.stdin.flush()
     assert running.record()["granted"] == 2 * LIMIT
     assert_is_gone_in_time(machine)
-    running.child.wait(timeout=60)
+    running.child.wait(timeout=120)
 
 
 def neighbors_task(neighbor):
@@ -220,18 +223,25 @@ def descends_from(pid, ancestor):
     while pid > 1:
         if pid == ancestor:
             return True
-        with open(f"/proc/{pid}/stat") as stat:
-            pid = int(stat.read().rpartition(")")[2].split()[1])
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                pid = int(stat.read().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            # Another suite's, which has ended.
+            return False
     return False
 
 
 def assert_ended_in_time(running, machine):
     assert_is_gone_in_time(machine)
-    assert running.child.wait(timeout=60) == 137, running.child.stderr.read()
+    assert running.child.wait(timeout=120) == 137, running.child.stderr.read()
 
 
 def assert_is_gone_in_time(machine):
-    began = time.monotonic()
+    looks, began = 0, time.monotonic()
     while machine.used() > LIMIT + (CONTEXT_MIB + HELD + TOLERATED) * MIB:
-        assert time.monotonic() - began < WITHIN_S, "it keeps more than its slice"
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
+        looks, passed_s = looks + 1, time.monotonic() - began
+        is_late = passed_s > 2 * looks * LOOK_S
+        assert passed_s < (WITHIN_S_IF_LATE if is_late else WITHIN_S), f"it keeps more than its slice after {passed_s:.1f} s and {looks} looks"
+    print(f"gone after {time.monotonic() - began:.1f} s, {looks} looks")

@@ -19,7 +19,7 @@ def test_clients_of_mps_are_seen(machine):
     wait_until_charged(machine, program)
     assert program("fill")["granted"] == LIMIT - CONTEXT - 40 * MIB
     program.tell("heap 1500")
-    assert program.running.child.wait(timeout=60) == 137
+    assert program.running.child.wait(timeout=120) == 137
     assert "its limit is 4 GiB" in program.running.child.stderr.read()
     assert machine.used() == 0
 
@@ -40,5 +40,5 @@ def test_hidden_memory_is_found_with_old_figures(machine):
     program("heap 40")
     wait_until_charged(machine, program)
     program.tell("heap 9000")
-    assert program.running.child.wait(timeout=60) == 137
+    assert program.running.child.wait(timeout=120) == 137
     assert machine.used() == 0

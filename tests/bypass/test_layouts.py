@@ -77,7 +77,7 @@ def test_half_each_and_no_third(machine, programs, home_of_nobody, layout):
     assert WHOLE - 2 * CHUNK < machine.used() <= WHOLE
     for user in (None, NOBODY):
         third = machine.start([*RUN, "echo", "started"], slice_bytes=None, user=user, env=env if user else None)
-        out, err = third.child.communicate(timeout=60)
+        out, err = third.child.communicate(timeout=120)
         assert third.child.returncode == 6 and out == "" and "no room: needs 0.5 GPU, nothing free" in err, (out, err)
     first.end(), second.end()
 

@@ -40,7 +40,7 @@ def test_a_library_keeps_what_it_needs(machine, tmp_path, slice_bytes):
     assert "[libcuda.so.1]" in told
     use = ["python3", "-c", f"import ctypes; assert ctypes.CDLL({str(library)!r}).version() > 0"]
     for limit in (LIMIT, None):
-        assert machine.start(use, limit).child.wait(timeout=60) == 0
+        assert machine.start(use, limit).child.wait(timeout=120) == 0
 
 
 def test_names_for_linkers_are_not_for_the_loader(machine):
@@ -56,5 +56,5 @@ def test_names_for_linkers_are_not_for_the_loader(machine):
         "assert len(real) == 1, real"
     )
     running = machine.start(["python3", "-c", look])
-    _, err = running.child.communicate(timeout=60)
+    _, err = running.child.communicate(timeout=120)
     assert running.child.returncode == 0, err

@@ -77,7 +77,7 @@ def test_without_managed_memory_it_is_noticed(machine):
     """The negative control."""
     program = Program(machine, LIMIT)
     program("heap 6000")
-    assert program.running.child.wait(timeout=60) == 137
+    assert program.running.child.wait(timeout=120) == 137
 
 
 @HMM

@@ -53,7 +53,7 @@ def outsider():
 
 def run(machine, *command, options=()):
     words = machine.command(CANTLE, "-q", "run", "--gpu", "0.25", *options, "--", *command)
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=machine.env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=machine.env)
 
 
 def tried(done):
@@ -68,7 +68,7 @@ def test_it_is_refused(machine, outsider, way):
     assert "refused" in inside, inside
     if way in WAYS:
         # The negative control: it is cantle that refuses it, and not this machine.
-        outside = subprocess.run(machine.command(*words), capture_output=True, text=True, timeout=60, env=machine.env)
+        outside = subprocess.run(machine.command(*words), capture_output=True, text=True, timeout=120, env=machine.env)
         assert tried(outside) != inside
 
 
@@ -97,7 +97,7 @@ def test_a_privileged_task_is_asked_for_in_words(machine, outsider):
     answer = tried(run(machine, sys.executable, HERE / "reach.py", "signal", outsider.pid, options=["--privileged-task"]))
     assert answer == {"done": "signal"}
     shown = machine.command(CANTLE, "run", "--gpu", "0.25", "--privileged-task", "--", "true")
-    shown = subprocess.run(shown, capture_output=True, text=True, timeout=60, env=machine.env)
+    shown = subprocess.run(shown, capture_output=True, text=True, timeout=120, env=machine.env)
     assert "a privileged task of root can evade" in shown.stderr, shown.stderr
     done = run(machine, "true", options=["--privileged-task", "--image", "x"])
     assert done.returncode == 2 and "outside of containers" in done.stderr
@@ -142,7 +142,7 @@ def test_no_group_is_left_behind(machine):
     assert not own & groups_of_tasks()
 
 
-def wait_for(what, seconds=20):
+def wait_for(what, seconds=60):
     until = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < until:
         time.sleep(0.05)

@@ -64,7 +64,7 @@ def test_a_stream_that_may_be_on_either_gpu_is_refused(machine):
 
 def test_no_lock_is_held_while_the_driver_allocates(machine):
     running = start(machine, "growth_waits")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not running.has_line():
         if time.monotonic() > deadline:
             running.child.kill()
@@ -91,9 +91,6 @@ def test_a_capture_in_a_full_slice_is_recorded(machine):
 def test_memory_that_a_descriptor_keeps_is_charged(machine):
     """No hook sees how long it lives: the watchdog does, from the driver's own figures."""
     running = machine.start([sys.executable, HERE / "unkind.py", "exported", LIMIT], LIMIT, env={"UNKIND": "exported"})
-    assert running.child.stdout.readline() == "exported\n"
-    time.sleep(3)
-    print(file=running.child.stdin, flush=True)
     record = running.record()
     assert record["granted"] == (LIMIT * 3 // 4 - CONTEXT) // CHUNK * CHUNK and record["refused"] == 2, record
     assert machine.used() <= LIMIT
@@ -103,7 +100,7 @@ def test_memory_that_a_descriptor_keeps_is_charged(machine):
 def test_more_of_it_than_the_slice_has_is_not_borne(machine):
     program = [sys.executable, HERE / "unkind.py", "exported_without_end", LIMIT]
     running = machine.start(program, LIMIT, env={"UNKIND": "exported"})
-    assert running.child.wait(timeout=60) == 137
+    assert running.child.wait(timeout=120) == 137
     assert "its limit is 4 GiB" in running.child.stderr.read()
     assert machine.used() == 0
 

@@ -30,7 +30,7 @@ def program(machine):
 
 
 def wait_until_used(machine, program, expected):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while program("look")["used"] != expected:
         assert time.monotonic() < deadline, (program("look"), machine.used())
         time.sleep(0.05)

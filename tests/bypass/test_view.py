@@ -31,7 +31,7 @@ def neighbor(machine):
 
 def shown(machine, command):
     running = machine.start([*HOLD, *command])
-    out, err = running.child.communicate(timeout=60)
+    out, err = running.child.communicate(timeout=120)
     assert running.child.returncode == 0, err
     return out
 
@@ -66,7 +66,7 @@ def test_nvidia_smi_queries(machine, neighbor, version):
 def test_outside_nvidia_smi_shows_the_whole_gpu(machine, neighbor):
     """The negative control."""
     running = machine.start([*HOLD, nvidia_smi("550")], slice_bytes=None)
-    out = running.child.communicate(timeout=60)[0]
+    out = running.child.communicate(timeout=120)[0]
     assert "40960MiB" in out and len(re.findall(r" C  .*MiB \|", out)) == 2, out
 
 
@@ -131,7 +131,7 @@ NOT_FOUND = "6"
 def test_a_gpu_outside_of_the_slice_has_no_handle(machine, slice_bytes):
     uuids = [gpu["uuid"] for gpu in machine.truth()]
     python = [TOOLS / "python", "-c", FIND]
-    seen = [machine.start([*python, uuid], slice_bytes).child.communicate(timeout=60)[0].split() for uuid in uuids]
+    seen = [machine.start([*python, uuid], slice_bytes).child.communicate(timeout=120)[0].split() for uuid in uuids]
     visible = [[uuid] * 3 for uuid in uuids]
     if slice_bytes is None:
         assert seen == visible

@@ -4,6 +4,7 @@ import ctypes
 import json
 import sys
 import threading
+import time
 
 CHUNK = 64 << 20
 way, limit = sys.argv[1], int(sys.argv[2])
@@ -59,11 +60,14 @@ def exported_and_released(size=CHUNK):
 
 
 def exported():
-    """A quarter of the slice, exported and released; on its owner's command, the rest of it."""
+    """A quarter of the slice, exported and released; when that is charged, the rest of it."""
+    must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    left, end = free.value - limit // 4, time.monotonic() + 60
     for _ in range(limit // CHUNK // 4):
         must(exported_and_released())
-    print("exported", flush=True)
-    sys.stdin.readline()
+    while free.value > left and time.monotonic() < end:
+        time.sleep(0.1)
+        must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
     return fill(lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(CHUNK)))
 
 

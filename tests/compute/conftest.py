@@ -8,6 +8,13 @@ def pytest_collection_modifyitems(items):
     machines.skip_unless_built(items, CANTLE, STUB, GATE)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def ahead_of_others():
+    """As the arbiter does."""
+    with machines.ahead_of_others():
+        yield
+
+
 @pytest.fixture(scope="session")
 def load():
     with load_program() as program:

@@ -4,13 +4,12 @@ import base64
 import json
 import os
 import re
-import socket
 import subprocess
 import time
 import urllib.request
 
 import pytest
-from tenants import CANTLE
+from tenants import CANTLE, own_port
 
 
 class Submitted:
@@ -26,9 +25,7 @@ class Submitted:
 @pytest.fixture
 def served(box, tmp_path):
     """A server with an agent on the machine; how to call cantle there."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = own_port()
     env = {**os.environ, "HOME": str(tmp_path), "CANTLE_SERVER": f"http://127.0.0.1:{port}"}
     up = subprocess.Popen(
         box.command(CANTLE, "up", "--listen", f"127.0.0.1:{port}"), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -57,7 +54,7 @@ def served(box, tmp_path):
 def test_tasks_of_a_queue_have_their_shares(box, served):
     submitted = []
     for gpu, us in [("0.2", 201), ("0.8", 202)]:
-        words = [box.load, "async", us, 90]
+        words = [box.load, "async", us, 3600]
         done = served("submit", "--gpu", gpu, "--compute", "fair", "--", *words)
         assert done.returncode == 0, done.stderr
         submitted.append(Submitted(" ".join(map(str, words))))

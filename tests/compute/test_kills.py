@@ -64,7 +64,8 @@ def test_nobody_waits_for_the_dead_and_no_gate_stays_shut(box, tmp_path):
             return time.sleep(0.001)
         next_kill = now + rng.uniform(0, 2 * PAUSE_S)
         pids = [process["pid"] for process in box.machine.truth()[0]["processes"]]
-        if pids:
+        # Where the others still have to start, the GPU would have nothing to do.
+        if len(pids) > SLICES // 2:
             try:
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 killed += 1

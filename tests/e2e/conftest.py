@@ -15,13 +15,19 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-from machine import Machine  # noqa: E402
+from machine import Machine, own_port  # noqa: E402, F401  the port for tests
 
 CANTLE = ROOT / "dist/bin/cantle"
 FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
 # An ordinary user.
 NOBODY = 65534
 FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
+
+
+def hold_until(path, *flags):
+    """Fills its slice and keeps it until this file is there, then ends well: a test that looks at it meanwhile may take its time."""
+    fill = " ".join(map(str, [*FILL, *flags, "--hold", "3600"]))
+    return ["sh", "-c", f"{fill} & until [ -e {path} ]; do sleep 0.2; done; kill $!; wait"]
 
 
 class Cantle:
@@ -36,10 +42,10 @@ class Cantle:
     def program(self, *words, user=None, **options):
         """Runs any program on this machine to its end, alone: no cantle is between it and the GPUs."""
         command = self.machine.command(*words, user=user)
-        options = {"timeout": 60, "env": self.env} | options
+        options = {"timeout": 180, "env": self.env} | options
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
-    def cli(self, *words, code=0, timeout=60):
+    def cli(self, *words, code=0, timeout=180):
         """Runs one command to its end and returns it; its exit code must be `code` (None: any)."""
         done = self.program(CANTLE, *words, timeout=timeout)
         assert code is None or done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -61,7 +67,7 @@ class Cantle:
 
     def up(self, *words, port=0):
         child = self.start("up", "--listen", f"127.0.0.1:{port}", *words, log="up.log")
-        wait_until(lambda: "cantle is up" in self.log("up.log") or child.poll() is not None, 20, "cantle up")
+        wait_until(lambda: "cantle is up" in self.log("up.log") or child.poll() is not None, 60, "cantle up")
         assert child.poll() is None, self.log("up.log")
         return child
 
@@ -77,7 +83,7 @@ class Cantle:
         (found,) = self.json("tasks", task)
         return found
 
-    def wait_state(self, task, *states, seconds=20):
+    def wait_state(self, task, *states, seconds=60):
         wait_until(lambda: self.task(task)["state"] in states, seconds, lambda: f"{task} in {states}: {self.task(task)}")
         return self.task(task)
 
@@ -102,7 +108,7 @@ class Cantle:
                 child.send_signal(signal.SIGTERM)
         for child in self.background:
             try:
-                child.wait(timeout=15)
+                child.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -113,7 +119,7 @@ class Cantle:
 
 
 def wait_until(true, seconds, what):
-    """Asks until the answer is yes; fails with `what` after `seconds`."""
+    """Asks until the answer is yes; fails with `what` after `seconds`: a minute, where no promise sets it. Other suites use the cores too."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

@@ -7,7 +7,7 @@ from conftest import FOUR_QUEUES
 
 def complaint(cantle, *words, code=2):
     """Runs what must be refused; returns its one line, and the hints."""
-    done = cantle.cli(*words, code=code, timeout=20)
+    done = cantle.cli(*words, code=code)
     assert done.stdout == "", "nothing on stdout"
     line, *hints = done.stderr.strip().splitlines()
     assert line.startswith("cantle: ") and all(hint.startswith("hint: ") for hint in hints), done.stderr

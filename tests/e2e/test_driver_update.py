@@ -18,18 +18,19 @@ def update(cantle):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_an_agent_notices_that_the_driver_was_updated(make_cantle, busy):
+def test_an_agent_notices_that_the_driver_was_updated(make_cantle, tmp_path, busy):
     cantle = make_cantle("1xA100-40GB")
     cantle.up("--queue", "default=task")
-    before = cantle.submit("default", "sleep", "8" if busy else "0", flags=["--gpu", "0.25"])
-    cantle.wait_state(before, "in_progress" if busy else "completed", seconds=30)
+    before = cantle.submit("default", "sh", "-c", f"until [ -e {tmp_path}/end ]; do sleep 0.2; done" if busy else "true", flags=["--gpu", "0.25"])
+    cantle.wait_state(before, "in_progress" if busy else "completed")
     update(cantle)
-    wait_until(lambda: "another driver has been installed" in cantle.log(), 15, cantle.log)
+    wait_until(lambda: "another driver has been installed" in cantle.log(), 60, cantle.log)
     after = cantle.submit("default", *FILL, flags=["--gpu", "0.5"])
     if busy:
         assert "no task is started until those that run have ended" in cantle.log()
         assert cantle.task(before)["state"] == "in_progress" and cantle.task(after)["state"] == "queued"
-        cantle.wait_state(before, "completed", seconds=30)
-    cantle.wait_state(after, "completed", seconds=60)
+        (tmp_path / "end").touch()
+        cantle.wait_state(before, "completed")
+    cantle.wait_state(after, "completed")
     (record,) = cantle.filled(after)
     assert record["total_bytes"] == 20 << 30 and record["refused_code"] == 2, "opened anew, the limit holds"

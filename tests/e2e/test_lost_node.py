@@ -2,6 +2,7 @@
 neither runs nor reports them. The node is lost like a machine: all its processes (agent, supervisors and tasks) stop at one
 instant."""
 
+import json
 import os
 import pathlib
 import signal
@@ -11,7 +12,8 @@ import pytest
 
 from conftest import wait_until
 
-AFTER_S = 10
+# Long enough to look in between, on a busy machine too.
+AFTER_S = 20
 
 # In the gate only the first one, which shows the most.
 in_soak = pytest.mark.skipif(not os.environ.get("CANTLE_TEST_ALL"), reason="set CANTLE_TEST_ALL, as tests/soak.sh does")
@@ -66,7 +68,7 @@ def hub(make_cantle):
     """A server alone."""
     found = make_cantle("1xA100-40GB")
     found.start("server", "--listen", "127.0.0.1:0", log="up.log")
-    wait_until(lambda: "cantle server is up" in found.log(), 20, "the server")
+    wait_until(lambda: "cantle server is up" in found.log(), 60, "the server")
     return found
 
 
@@ -77,7 +79,7 @@ def nodes(hub, make_cantle):
 
     def make(name):
         made.append(Node(make_cantle("1xA100-40GB"), name, hub))
-        wait_until(lambda: any(node["node"] == name and node["alive"] for node in hub.json("nodes")), 30, name)
+        wait_until(lambda: any(node["node"] == name and node["alive"] for node in hub.json("nodes")), 60, name)
         return made[-1]
 
     yield make
@@ -119,30 +121,36 @@ def wait_end(tmp_path, run, seconds):
         time.sleep(0.1)
 
 
+def fences(node):
+    """What is on the node's disk: until when a task is its own, in milliseconds since the machine started."""
+    return [json.loads(path.read_text())["until_ms"] for path in node.machine.machine.path("/var/lib/cantle").rglob("fence.json")]
+
+
 def wait_fence(node):
-    found = node.machine.machine.path("/var/lib/cantle")
-    wait_until(lambda: list(found.rglob("fence.json")), 30, "the fence")
-    # One more renewal: the server knows that it is on disk.
-    time.sleep(3)
+    wait_until(lambda: fences(node), 60, "the fence")
+    # A renewal that moves it has told the server that it is on disk.
+    first = fences(node)
+    wait_until(lambda: fences(node) != first, 60, "the next renewal")
 
 
 def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub, nodes, tmp_path):
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s", code=3)
     first = nodes("first")
-    assert "silent for 10 s is queued again" in hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s").stderr
-    assert "requeue after 10 s" in hub.cli("queues", "-o", "wide").stdout
+    assert f"silent for {AFTER_S} s is queued again" in hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s").stderr
+    assert f"requeue after {AFTER_S} s" in hub.cli("queues", "-o", "wide").stdout
     task = submit(hub, tmp_path, "train")
-    hub.wait_state(task, "in_progress", seconds=30)
-    wait_until(lambda: len(runs(tmp_path)) == 1, 20, "the task")
+    hub.wait_state(task, "in_progress")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 60, "the task")
     wait_fence(first)
     second = nodes("second")
     first.signal(signal.SIGSTOP)
-    stopped = time.monotonic()
-    wait_until(lambda: "it is queued again after" in hub.cli("why", task).stdout, 60, lambda: hub.cli("why", task).stdout)
+    (until_ms,) = fences(first)
+    wait_until(lambda: "it is queued again after" in hub.cli("why", task).stdout, 120, lambda: hub.cli("why", task).stdout)
     wait_until(lambda: len(runs(tmp_path)) == 2, 90, lambda: hub.cli("why", task).stdout)
-    waited = time.monotonic() - stopped
-    assert waited > AFTER_S, "not before the node has ended it for certain"
-    print(f"the task runs again {waited:.0f} s after the node was lost")
+    # By the clock of fences: when the second run noted itself.
+    began_ms = (time.clock_gettime(time.CLOCK_BOOTTIME) - time.time() + (tmp_path / "runs").stat().st_mtime) * 1000
+    assert began_ms > until_ms, "not before the node has ended it for certain"
+    print(f"the task runs again {(began_ms - until_ms) / 1000:.0f} s after it ended on the node that was lost")
     assert hub.task(task)["node"] == "second"
     old = runs(tmp_path)[0]
     (event,) = [e["message"] for e in hub.json("events", "--task", task, "--limit", "1000") if e["kind"] == "requeue"]
@@ -150,19 +158,19 @@ def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub
     # The machine continues, as after a pause: the old run ends before anything of it is reported.
     before = ticks(tmp_path, old)
     first.signal(signal.SIGCONT)
-    wait_end(tmp_path, old, 30)
-    assert ticks(tmp_path, old) - before < 25
-    wait_until(lambda: "given to another node" in first.log(), 30, first.log)
+    wait_end(tmp_path, old, 60)
+    assert ticks(tmp_path, old) - before < 100
+    wait_until(lambda: "given to another node" in first.log(), 60, first.log)
     found = hub.task(task)
     assert (found["state"], found["node"]) == ("in_progress", "second")
     (tmp_path / "end").touch()
-    hub.wait_state(task, "completed", seconds=30)
+    hub.wait_state(task, "completed")
     assert hub.output(task).splitlines() == ["done"]
     assert kinds(hub, task).count("exit") == 1 and len(runs(tmp_path)) == 2
     # The first node serves the queue as before.
     second.signal(signal.SIGKILL)
     again = hub.submit("q", "echo", "here", flags=("--gpu", "1"))
-    assert hub.wait_state(again, "completed", seconds=40)["node"] == "first"
+    assert hub.wait_state(again, "completed")["node"] == "first"
 
 
 @in_soak
@@ -170,16 +178,16 @@ def test_a_machine_that_lost_its_power_reports_nothing_of_the_past(hub, nodes, t
     first = nodes("first")
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
     task = submit(hub, tmp_path, "train")
-    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 60, "the task")
     wait_fence(first)
     first.signal(signal.SIGKILL)
-    wait_until(lambda: "back to the front of q" in hub.cli("events", "--task", task).stdout, 60, lambda: hub.cli("why", task).stdout)
+    wait_until(lambda: "back to the front of q" in hub.cli("events", "--task", task).stdout, 120, lambda: hub.cli("why", task).stdout)
     assert "lost with node first" in hub.cli("why", task).stdout
     # It comes back before another node has taken the task, and finds the files of the run that it lost.
     first.start()
     wait_until(lambda: len(runs(tmp_path)) == 2, 60, lambda: hub.cli("why", task).stdout)
     (tmp_path / "end").touch()
-    hub.wait_state(task, "completed", seconds=30)
+    hub.wait_state(task, "completed")
     assert hub.output(task).splitlines() == ["done"]
     assert kinds(hub, task).count("exit") == 1
 
@@ -190,7 +198,7 @@ def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
     hub.cli("queues", "set", "q", "--requeue-after", "never")
     task = submit(hub, tmp_path, "train")
-    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 60, "the task")
     nodes("second")
     first.signal(signal.SIGSTOP)
     time.sleep(AFTER_S + 20)
@@ -198,7 +206,7 @@ def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
     assert "first, which holds it, is silent since" in why and "cantle requeue" in why, why
     first.signal(signal.SIGCONT)
     (tmp_path / "end").touch()
-    hub.wait_state(task, "completed", seconds=30)
+    hub.wait_state(task, "completed")
     assert len(runs(tmp_path)) == 1
 
 
@@ -208,14 +216,14 @@ def test_a_node_that_cannot_reach_the_server_ends_its_tasks_in_time(hub, nodes, 
     first = nodes("first")
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
     task = submit(hub, tmp_path, "train")
-    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 60, "the task")
     wait_fence(first)
     server = hub.background[0]
     server.send_signal(signal.SIGSTOP)
     (old,) = runs(tmp_path)
-    wait_end(tmp_path, old, AFTER_S + 20)
+    wait_end(tmp_path, old, AFTER_S + 50)
     server.send_signal(signal.SIGCONT)
-    wait_until(lambda: len(runs(tmp_path)) == 2, 60, lambda: hub.cli("why", task).stdout)
+    wait_until(lambda: len(runs(tmp_path)) == 2, 120, lambda: hub.cli("why", task).stdout)
     (tmp_path / "end").touch()
-    hub.wait_state(task, "completed", seconds=30)
+    hub.wait_state(task, "completed")
     assert kinds(hub, task).count("requeue") == 1

@@ -25,7 +25,7 @@ def commands():
 
 def printed(cantle, command, directory):
     env = cantle.env | {"PATH": f"{CANTLE.parent}:{cantle.env['PATH']}"}
-    done = cantle.program("sh", "-c", f"cd {directory}; {command}", env=env, timeout=30)
+    done = cantle.program("sh", "-c", f"cd {directory}; {command}", env=env)
     assert done.stdout == "", (command, done.stdout)
     assert done.returncode != 0, (command, done.stderr)
     text = done.stderr.replace(str(directory), "DIR").replace(str(cantle.home), "HOME")

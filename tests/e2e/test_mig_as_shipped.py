@@ -1,6 +1,7 @@
 """Undocumented behavior of NVIDIA's library with MIG (crates/simgpu/src/nvml/settings.rs), and cantle's handling of it. The
 simulated driver is the witness."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -30,42 +31,47 @@ def cpu_seconds(pid):
 
 
 def test_waiting_for_a_slow_creation_takes_no_time_of_a_core(make_cantle):
-    """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): 15 s on one GPU."""
+    """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): minutes on one GPU."""
     cantle = make_cantle("8xA100-40GB:mig")
     up = cantle.up("--queue", "default=task")
-    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=15000 once")
+    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=600000 once")
     slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
-    wait_until(lambda: "delay_ms" not in faults_to_come(cantle), 20, lambda: cantle.log())
+    wait_until(lambda: "delay_ms" not in faults_to_come(cantle), 60, lambda: cantle.log())
     began, before = time.monotonic(), cpu_seconds(up.pid)
     quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(3)]
     for task in quick:
-        cantle.wait_state(task, "completed", seconds=14)
+        cantle.wait_state(task, "completed", seconds=120)
     print(f"three tasks on other GPUs: {time.monotonic() - began:.1f} s")
     time.sleep(max(0.0, 12 - (time.monotonic() - began)))
+    used, waited_s = cpu_seconds(up.pid) - before, time.monotonic() - began
     assert cantle.task(slow)["state"] != "completed"
-    used = cpu_seconds(up.pid) - before
-    print(f"the agent used {used:.2f} s of CPU while it waited")
-    assert used < 6, "who waits for a lock in a loop uses 12 s for each that waits"
+    print(f"the agent used {used:.2f} s of CPU in the {waited_s:.0f} s while it waited")
+    assert used < waited_s / 2, "who waits for a lock in a loop uses all that time, for each that waits"
     assert "does not answer" not in cantle.log()
-    cantle.wait_state(slow, "completed", seconds=30)
+    up.kill()  # which would wait for that GPU too
 
 
-def test_an_instance_that_another_process_has_replaced(mig):
+def test_an_instance_that_another_process_has_replaced(mig, tmp_path):
     """Another `cantle run` replaces a 4g by a 3g, which has the same id: the agent's own NVML would go on saying 4g."""
-    held = mig.start("run", "--mig-profile", "4g.20gb", "--", "sleep", "60", log="held.log")
-    wait_until(lambda: places(mig) == [("4g.20gb", 0)], 20, lambda: mig.log("held.log"))
+    held = mig.start("run", "--mig-profile", "4g.20gb", "--", "sleep", "600", log="held.log")
+    wait_until(lambda: places(mig) == [("4g.20gb", 0)], 60, lambda: mig.log("held.log"))
     mig.up("--queue", "default=task")
     first = mig.submit("default", "true", flags=["--mig-profile", "1g.5gb"])
-    mig.wait_state(first, "completed", seconds=40)
+    mig.wait_state(first, "completed")
     held.send_signal(signal.SIGTERM)
-    held.wait(timeout=15)
+    held.wait(timeout=60)
     (four,) = [found["gi"] for found in instances(mig) if found["profile"] == "4g.20gb"]
-    others = [mig.start("run", "--timeout", "20", "--mig-profile", "3g.20gb", "--", "sleep", "5", log=f"{n}.log") for n in range(2)]
-    assert [other.wait(timeout=40) for other in others] == [0, 0], mig.log("0.log") + mig.log("1.log")
+    # Both at once: one after the other would have the same instance.
+    wait = ["sh", "-c", f"until [ -e {tmp_path}/end ]; do sleep 0.2; done"]
+    others = [mig.start("run", "--timeout", "90", "--mig-profile", "3g.20gb", "--", *wait, log=f"{n}.log") for n in range(2)]
+    threes = lambda: [place for place in places(mig) if place[0] == "3g.20gb"]  # noqa: E731
+    wait_until(lambda: len(threes()) == 2, 90, lambda: mig.log("0.log") + mig.log("1.log"))
+    (tmp_path / "end").touch()
+    assert [other.wait(timeout=60) for other in others] == [0, 0], mig.log("0.log") + mig.log("1.log")
     assert four in [found["gi"] for found in instances(mig) if found["profile"] == "3g.20gb"], "the id is given again"
     both = [mig.submit("default", "sleep", "3", flags=["--mig-profile", "3g.20gb"]) for _ in range(2)]
     for task in both:
-        mig.wait_state(task, "completed", seconds=40)
+        mig.wait_state(task, "completed")
     journal = json.loads(next(mig.machine.path("/run/cantle/node/mig").glob("*.json")).read_text())
     foreign = [place for place in journal["places"] if not place["ours"]]
     assert foreign == [], "none of our places is given up"
@@ -82,7 +88,7 @@ def test_a_gpu_that_is_lost_at_the_start_is_named_and_the_others_serve(make_cant
     cantle.up("--queue", "default=task")
     tasks = [cantle.submit("default", "true", flags=["--gpus", "1"]) for _ in range(3)]
     for task in tasks:
-        cantle.wait_state(task, "completed", seconds=40)
+        cantle.wait_state(task, "completed")
 
 
 def test_without_rights_on_one_gpu_the_others_serve(make_cantle):
@@ -100,8 +106,8 @@ def test_drivers_that_lack_functions_or_have_others(make_cantle, driver):
     done = cantle.cli("run", "--mig-profile", "1g.5gb", "--", *FILL)
     assert json.loads(done.stdout)["total_bytes"] == 4864 * MIB
     assert {"1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb"} <= {row["profile"] for row in cantle.json("mig", "profiles")}
-    holder = cantle.start("run", "--isolation", "shared", "--gpu", "0.5", "--", *FILL, "--hold", "60", log="holder.log")
-    wait_until(lambda: cantle.used()[1] > 19 << 30, 20, lambda: cantle.log("holder.log"))
+    holder = cantle.start("run", "--isolation", "shared", "--gpu", "0.5", "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: cantle.used()[1] > 19 << 30, 60, lambda: cantle.log("holder.log"))
     holder.kill()
     stranger = cantle.cli("run", "--isolation", "shared", "--gpu", "0.75", "--", "true", code=6).stderr
     assert "free" in stranger, "the process whose cantle is gone is seen"
@@ -110,8 +116,12 @@ def test_drivers_that_lack_functions_or_have_others(make_cantle, driver):
 
 
 def holds(pid, name):
-    links = pathlib.Path(f"/proc/{pid}/fd").iterdir()
-    return any(os.readlink(link).endswith(name) for link in links)
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        # One that is closed meanwhile has no name.
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(link).endswith(name):
+                return True
+    return False
 
 
 def test_who_keeps_an_instance_in_use_is_named(mig):
@@ -122,11 +132,11 @@ def test_who_keeps_an_instance_in_use_is_named(mig):
     minor = re.search(rf"gpu0/gi{kept['gi']}/ci0/access (\d+)", minors)[1]
     monitor = subprocess.Popen(mig.machine.command("sh", "-c", f"exec sleep 60 < /dev/nvidia-caps/nvidia-cap{minor}"), env=mig.env)
     mig.background.append(monitor)
-    wait_until(lambda: holds(monitor.pid, f"nvidia-cap{minor}"), 10, "the monitor opens the node")
+    wait_until(lambda: holds(monitor.pid, f"nvidia-cap{minor}"), 60, "the monitor opens the node")
     failed = mig.cli("run", "--gpus", "1", "--", "true", code=7)
     assert f"process {monitor.pid} (sleep) holds it" in failed.stderr
     monitor.kill(), monitor.wait()
-    mig.cli("run", "--gpus", "1", "--timeout", "60", "--", "true", timeout=90)
+    mig.cli("run", "--gpus", "1", "--timeout", "90", "--", "true")
 
 
 def test_a_mode_that_can_not_be_had_now_is_not_left_pending(make_cantle):
@@ -149,9 +159,13 @@ def test_an_idle_agent_asks_no_gpu_about_its_instances(make_cantle):
     mig.machine.path(STATE / "sim/model").write_text("mig_trace=1\n")
     mig.up("--queue", "default=task")
     task = mig.submit("default", "true", flags=["--mig-profile", "3g.20gb"])
-    mig.wait_state(task, "completed", seconds=40)
-    time.sleep(3)
-    before = len(mig_calls(mig))
+    mig.wait_state(task, "completed")
+    before, since, end = 0, time.monotonic(), time.monotonic() + 60
+    while time.monotonic() - since < 4 and time.monotonic() < end:
+        if (seen := len(mig_calls(mig))) != before:
+            # It is not idle yet.
+            before, since = seen, time.monotonic()
+        time.sleep(0.2)
     assert before > 10, "the witness sees calls"
     idle_s = float(os.environ.get("CANTLE_TEST_IDLE_S", "20"))
     time.sleep(idle_s)
@@ -163,14 +177,14 @@ def test_an_idle_agent_asks_no_gpu_about_its_instances(make_cantle):
 def test_who_waits_asks_less_and_less(mig):
     """At each look a full GPU took some 40 calls, ten times a second."""
     mig.machine.path(STATE / "sim/model").write_text("mig_trace=1\n")
-    holder = mig.start("run", "--gpus", "1", "--", "sleep", "60", log="holder.log")
-    wait_until(lambda: places(mig) == [("7g.40gb", 0)], 20, lambda: mig.log("holder.log"))
-    waiter = mig.start("run", "--timeout", "60", "--mig-profile", "1g.5gb", "--", "true", log="waiter.log")
-    wait_until(lambda: "waiting" in mig.log("waiter.log"), 20, lambda: mig.log("waiter.log"))
+    holder = mig.start("run", "--gpus", "1", "--", "sleep", "600", log="holder.log")
+    wait_until(lambda: places(mig) == [("7g.40gb", 0)], 60, lambda: mig.log("holder.log"))
+    waiter = mig.start("run", "--timeout", "300", "--mig-profile", "1g.5gb", "--", "true", log="waiter.log")
+    wait_until(lambda: "waiting" in mig.log("waiter.log"), 60, lambda: mig.log("waiter.log"))
     before = len(mig_calls(mig))
     time.sleep(15)
     asked = len(mig_calls(mig)) - before
     print(f"{asked} MIG calls in 15 s of waiting")
     assert asked < 400, "40 calls per look: at 1, 2, 4, 8 s"
     holder.send_signal(signal.SIGTERM)
-    assert waiter.wait(timeout=20) == 0, mig.log("waiter.log")
+    assert waiter.wait(timeout=60) == 0, mig.log("waiter.log")

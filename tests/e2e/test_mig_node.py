@@ -3,6 +3,7 @@ the witness."""
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -37,17 +38,19 @@ def test_after_a_reboot_the_instances_are_gone(make_cantle, run_survives):
     mig = make_cantle("1xA100-40GB:mig")
     agent = mig.up("--queue", "default=task")
     task = mig.submit("default", "true", flags=["--mig-profile", "3g.20gb"])
-    mig.wait_state(task, "completed", seconds=40)
+    mig.wait_state(task, "completed")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     assert places(mig) and len(journalled(mig)) == 1
-    assert mig.machine.reload() and places(mig) == []
+    # A process of the agent's may still be about to end.
+    wait_until(mig.machine.reload, 60, "nobody uses the driver")
+    assert places(mig) == []
     if not run_survives:
         mig.program("sh", "-c", "rm -rf /run/cantle/node", check=True)
     mig.up("--queue", "default=task")
-    wait_until(lambda: journalled(mig) == [], 10, "the journal of instances that are gone")
+    wait_until(lambda: journalled(mig) == [], 60, "the journal of instances that are gone")
     task = mig.submit("default", *FILL, flags=["--mig-profile", "4g.20gb"])
-    mig.wait_state(task, "completed", seconds=40)
+    mig.wait_state(task, "completed")
     assert places(mig) == [("4g.20gb", 0)]
 
 
@@ -67,40 +70,35 @@ def test_a_mode_that_cantle_could_not_get_does_not_come_with_the_next_boot(make_
 def test_an_agent_lets_go_of_the_driver_on_request(make_cantle):
     """Before Hopper, MIG mode can't change while any process has NVML open."""
     ampere = make_cantle("1xA100-40GB")
-    agent = ampere.up("--queue", "default=task")
+    ampere.up("--queue", "default=task")
     change = lambda: ampere.program(sys.executable, "-c", SET_MODE, check=True).stdout.split()  # noqa: E731
     assert change() == ["19", "0", "1"], "the agent's session is in the way"
-    task = ampere.submit("default", "sleep", "60", flags=["--gpu", "0.5"])
+    task = ampere.submit("default", "sleep", "600", flags=["--gpu", "0.5"])
     ampere.wait_state(task, "in_progress")
     kept = ampere.cli("daemon", "--release-gpus", code=8)
     assert "keeps the driver open" in kept.stderr and "hint: it has tasks" in kept.stderr
     ampere.cli("stop", task)
-    ampere.wait_state(task, "stopped", seconds=30)
-    assert "has closed the driver" in ampere.cli("daemon", "--release-gpus").stdout
+    ampere.wait_state(task, "stopped")
+    released = ampere.cli("daemon", "--release-gpus").stdout
+    assert "has closed the driver" in released
     assert change() == ["0", "1", "1"]
     assert "no agent with GPUs runs here" in ampere.cli("daemon", "--release-gpus", code=3).stderr
-    agents = [int(pid) for pid in ampere.program("pidof", "cantle").stdout.split()]
-    pid = next(pid for pid in agents if b"\0up\0" in open(f"/proc/{pid}/cmdline", "rb").read() and ppid(pid) == agent.pid or pid == agent.pid)
-    os.kill(pid, signal.SIGUSR1)
+    os.kill(int(re.search(r"kill -USR1 (\d+)", released)[1]), signal.SIGUSR1)
     task = ampere.submit("default", "true", flags=["--mig-profile", "1g.5gb"])
-    ampere.wait_state(task, "completed", seconds=40)
+    ampere.wait_state(task, "completed")
     assert [profile for profile, _ in places(ampere)] == ["1g.5gb"]
-
-
-def ppid(pid):
-    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 
 
 def test_media_engines_that_run_out_are_waited_for_and_the_reason_is_told(make_cantle):
     rtx = make_cantle("1xRTX-PRO-6000-96GB:mig")
-    holder = rtx.start("run", "--mig-profile", "1g.24gb", "--", "sleep", "60", log="holder.log")
-    wait_until(lambda: len(places(rtx)) == 1, 20, lambda: rtx.log("holder.log"))
+    holder = rtx.start("run", "--mig-profile", "1g.24gb", "--", "sleep", "600", log="holder.log")
+    wait_until(lambda: len(places(rtx)) == 1, 60, lambda: rtx.log("holder.log"))
     refused = rtx.cli("run", "--mig-profile", "1g.24gb+me.all", "--", "true", code=6).stderr
     assert "media engines" in refused, refused
     rtx.cli("run", "--mig-profile", "1g.24gb-me", "--", "true")
     holder.send_signal(signal.SIGTERM)
-    holder.wait(timeout=15)
-    rtx.cli("run", "--timeout", "20", "--mig-profile", "1g.24gb+me.all", "--", "true")
+    holder.wait(timeout=60)
+    rtx.cli("run", "--timeout", "90", "--mig-profile", "1g.24gb+me.all", "--", "true")
 
 
 def test_gpus_that_number_their_instances_differently(make_cantle):
@@ -108,7 +106,7 @@ def test_gpus_that_number_their_instances_differently(make_cantle):
     both.up("--queue", "default=task")
     tasks = [both.submit("default", *SEEN, flags=["--mig-profile", "3g.20gb"]) for _ in range(4)]
     for task in tasks:
-        both.wait_state(task, "completed", seconds=40)
+        both.wait_state(task, "completed")
         seen = json.loads(both.output(task).strip().splitlines()[-1])
         assert seen["nvml"] == [seen["cuda"]], "its own instance and no other"
     ids = [{found["start"]: found["gi"] for found in instances(both, gpu)} for gpu in (0, 1)]
@@ -121,8 +119,8 @@ def test_clients_of_mps_are_seen(make_cantle):
     shared = make_cantle("1xA100-40GB")
     shared.cli("run", "--gpu", "0.5", "--", "true")
     driver_model(shared, "mps=1")
-    holder = shared.start("run", "--gpu", "0.5", "--", *FILL, "--hold", "60", log="holder.log")
-    wait_until(lambda: shared.used()[0] > 19 << 30, 20, lambda: shared.log("holder.log"))
+    holder = shared.start("run", "--gpu", "0.5", "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: shared.used()[0] > 19 << 30, 60, lambda: shared.log("holder.log"))
     holder.kill()
     assert "free" in shared.cli("run", "--gpu", "0.75", "--", "true", code=6).stderr
     (process,) = shared.truth()[0]["processes"]
@@ -142,8 +140,8 @@ def test_a_card_in_no_table_works_from_what_its_driver_says(make_cantle):
     ]:
         done = card.cli("run", *flags, "--", *FILL)
         assert f"got MIG instance {profile}," in done.stderr and json.loads(done.stdout)["total_bytes"] == mib * MIB
-    holders = [card.start("run", "--mig-profile", "1g.12gb", "--", "sleep", "60", log=f"{n}.log") for n in range(5)]
-    wait_until(lambda: len(places(card)) == 5, 30, lambda: f"five instances: {places(card)}, {[card.log(f'{n}.log') for n in range(5)]}")
+    holders = [card.start("run", "--mig-profile", "1g.12gb", "--", "sleep", "600", log=f"{n}.log") for n in range(5)]
+    wait_until(lambda: len(places(card)) == 5, 60, lambda: f"five instances: {places(card)}, {[card.log(f'{n}.log') for n in range(5)]}")
     card.cli("run", "--mig-profile", "1g.12gb", "--", "true", code=6)
     assert sorted(start for _, start in places(card)) == [0, 2, 4, 6, 8] and len(holders) == 5
 
@@ -151,12 +149,12 @@ def test_a_card_in_no_table_works_from_what_its_driver_says(make_cantle):
 def test_an_rtx_pro_5000_as_the_guide_has_it(make_cantle):
     card = make_cantle("1xRTX-PRO-5000-48GB:mig")
     card.cli("run", "--gpus", "1", "--", "true")
-    holder = card.start("run", "--mig-profile", "1g.12gb", "--", "sleep", "60", log="holder.log")
-    wait_until(lambda: [profile for profile, _ in places(card)] == ["1g.12gb"], 20, lambda: card.log("holder.log"))
+    holder = card.start("run", "--mig-profile", "1g.12gb", "--", "sleep", "600", log="holder.log")
+    wait_until(lambda: [profile for profile, _ in places(card)] == ["1g.12gb"], 60, lambda: card.log("holder.log"))
     card.cli("run", "--mig-profile", "1g.12gb", "--", "true", code=6)
     card.cli("run", "--mig-profile", "2g.24gb-me", "--", "true")
     holder.send_signal(signal.SIGTERM)
-    holder.wait(timeout=15)
+    holder.wait(timeout=60)
 
 
 SLOW = ["nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"]
@@ -174,14 +172,14 @@ def reshape(cantle, delays_ms):
     assert [len(places(cantle, gpu)) for gpu in gpus] == [7 for _ in gpus]
     held.unlink()
     for task in small:
-        cantle.wait_state(task, "completed", seconds=60)
+        cantle.wait_state(task, "completed", seconds=120)
     faults(cantle, *(f"{call} gpu={gpu} delay_ms={ms}" for call in SLOW for gpu, ms in enumerate(delays_ms)))
     began = time.monotonic()
     for _ in gpus:
-        cantle.submit("default", "sleep", "60", flags=["--mig-profile", "7g.40gb"])
+        cantle.submit("default", "sleep", "3600", flags=["--mig-profile", "7g.40gb"])
     submitted_s = time.monotonic() - began
     done = lambda: all(places(cantle, gpu) == [("7g.40gb", 0)] for gpu in gpus)  # noqa: E731
-    wait_until(done, 60, lambda: [places(cantle, gpu) for gpu in gpus])
+    wait_until(done, 120, lambda: [places(cantle, gpu) for gpu in gpus])
     return time.monotonic() - began, submitted_s
 
 
@@ -198,5 +196,5 @@ def test_eight_gpus_are_reshaped_side_by_side(make_cantle):
     assert seconds[8] < seconds[1] + 1 + SLACK_S
 
 
-# For the promised second on a machine whose cores others use as well; `make bench` asks for none.
-SLACK_S = float(os.environ.get("CANTLE_TEST_SLACK_S", "4"))
+# For the promised second on a machine whose cores others use as well; `make bench` asks for none. One GPU after the other would need 30 s more.
+SLACK_S = float(os.environ.get("CANTLE_TEST_SLACK_S", "12"))

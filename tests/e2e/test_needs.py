@@ -9,7 +9,7 @@ PROGRAMS = ["cargo", "cc", "strip", "python3", "npm", "go"]
 
 def needs(path, *programs):
     command = ["/bin/sh", str(ROOT / "tests/needs.sh"), *programs]
-    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=10)
+    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=60)
 
 
 def test_all_that_is_missing_is_listed_at_once_with_what_to_type(tmp_path):

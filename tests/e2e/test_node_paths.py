@@ -3,11 +3,12 @@ node offers no GPU whose files its container engine would not find."""
 
 import http.server
 import json
+import subprocess
 import threading
 
 import pytest
 
-from conftest import CANTLE
+from conftest import CANTLE, wait_until
 
 VERSION = dict.fromkeys(["gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform"], "")
 ANSWERS = {
@@ -48,16 +49,17 @@ def api(tmp_path):
     server.shutdown()
 
 
-def in_pod(cantle, api, mounts):
-    """The driver in a mount namespace of its own; its parent is in the machine's, as a container's is in the engine's."""
+def in_pod(api, mounts):
+    """The command that runs the driver in a mount namespace of its own; its parent is in the machine's, as a container's is in the engine's."""
     node = f"{CANTLE} controller --kubeconfig {api} node --node box --cdi-dir /run/cdi --kubelet-dir /run/kubelet --driver-files-dir {SHARED}"
     pod = f"mkdir -p {SHARED}; unshare --mount --propagation private sh -ec '{mounts}exec {node}'; exit $?"
-    return cantle.program("timeout", "20", "sh", "-c", pod)
+    return ["timeout", "120", "sh", "-c", pod]
 
 
 def test_files_that_only_the_pod_has_are_named_and_nothing_is_published(make_cantle, api):
     kubeconfig, asked = api
-    done = in_pod(make_cantle("1xA100-40GB"), kubeconfig, f"mount -t tmpfs tmpfs {SHARED}; ")
+    cantle = make_cantle("1xA100-40GB")
+    done = cantle.program(*in_pod(kubeconfig, f"mount -t tmpfs tmpfs {SHARED}; "))
     assert done.returncode == 7, done.stderr
     error = next(line for line in done.stderr.splitlines() if line.startswith("cantle: "))
     assert error.startswith("cantle: the node does not have what a pod with a slice gets: /run/driver-files/"), done.stderr
@@ -68,5 +70,14 @@ def test_files_that_only_the_pod_has_are_named_and_nothing_is_published(make_can
 
 def test_files_that_both_have_are_enough(make_cantle, api):
     kubeconfig, asked = api
-    done = in_pod(make_cantle("1xA100-40GB"), kubeconfig, "")
-    assert [path for path in asked if "resourceslices" in path], (asked, done.stderr)
+    cantle = make_cantle("1xA100-40GB")
+    with open(cantle.home / "driver.log", "wb") as log:
+        driver = subprocess.Popen(cantle.machine.command(*in_pod(kubeconfig, "")), env=cantle.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        published = lambda: any("resourceslices" in path for path in asked)  # noqa: E731
+        wait_until(lambda: published() or driver.poll() is not None, 60, lambda: (asked, cantle.log("driver.log")))
+        assert published(), (asked, cantle.log("driver.log"))
+    finally:
+        # Which ends what it has started.
+        driver.terminate()
+        driver.wait(timeout=60)

@@ -12,7 +12,7 @@ def hub(make_cantle):
     """A server alone."""
     found = make_cantle("1xA100-40GB")
     found.start("server", "--listen", "127.0.0.1:0", log="up.log")
-    wait_until(lambda: "cantle server is up" in found.log(), 20, "the server")
+    wait_until(lambda: "cantle server is up" in found.log(), 60, "the server")
     return found
 
 
@@ -27,7 +27,7 @@ def node(hub, make_cantle):
         machine.env["CLEARML_API_ACCESS_KEY"], machine.env["CLEARML_API_SECRET_KEY"] = keys["access_key"], keys["secret_key"]
         serve = ("daemon", "--dynamic-gpus", "--create-queue", "--queue", "q=task", "--worker-name", name)
         machine.start(*serve, log="daemon.log")
-        wait_until(lambda: name in [node["node"] for node in hub.json("nodes") if node["alive"]], 30, name)
+        wait_until(lambda: name in [node["node"] for node in hub.json("nodes") if node["alive"]], 60, name)
         return machine
 
     return make
@@ -39,17 +39,17 @@ def submit(hub, project, *command):
 
 def model_of(hub, task):
     """The model of the GPU that the task holds. A node reports its slices after the start of a task."""
-    hub.wait_state(task, "in_progress", seconds=30)
+    hub.wait_state(task, "in_progress")
 
     def models():
         return [gpu["model"] for gpu in hub.json("gpus") for piece in gpu["slices"] if piece["task"] == task]
 
-    wait_until(models, 20, lambda: hub.json("gpus"))
+    wait_until(models, 60, lambda: hub.json("gpus"))
     return models()[0]
 
 
-def why(hub, task, text, seconds=30):
-    wait_until(lambda: text in hub.cli("why", task).stdout, seconds, lambda: hub.cli("why", task).stdout)
+def why(hub, task, text):
+    wait_until(lambda: text in hub.cli("why", task).stdout, 60, lambda: hub.cli("why", task).stdout)
 
 
 def stays_queued(hub, task, seconds=5):
@@ -61,7 +61,7 @@ def stays_queued(hub, task, seconds=5):
 def test_tasks_stay_on_the_gpus_of_their_pools(hub, node):
     node("big", "1xA100-40GB")
     node("small", "1xT4-16GB")
-    wait_until(lambda: len(hub.json("gpus")) == 2, 20, lambda: hub.json("gpus"))
+    wait_until(lambda: len(hub.json("gpus")) == 2, 60, lambda: hub.json("gpus"))
     said = hub.cli("pools", "set", "cheap", "--model", "*T4*").stderr
     assert "pool cheap: models *T4*; GPUs in it now: 1" in said and "warning" not in said
     hub.cli("quota", "set", "vision", "--gpus", "1", "--pools", "cheap")
@@ -77,15 +77,19 @@ def test_tasks_stay_on_the_gpus_of_their_pools(hub, node):
     second = submit(hub, "vision/night")
     why(hub, second, "project vision may use the pool cheap")
     stays_queued(hub, second)
-    assert "nothing free (1 of 1 in use)" in hub.cli("why", second).stdout
+    why(hub, second, "nothing free (1 of 1 in use)")
 
     # The same task of another project goes to the other GPU.
     other = submit(hub, "speech")
     assert "A100" in model_of(hub, other)
     hub.cli("stop", other)
     stays_queued(hub, second)
-    (listed,) = hub.json("pools", "list")
-    assert (listed["gpus"], listed["allocated_milli"], listed["projects"]) == (1, 1000, ["vision"])
+
+    def listed():
+        (pool,) = hub.json("pools", "list")
+        return pool["gpus"], pool["allocated_milli"], pool["projects"]
+
+    wait_until(lambda: listed() == (1, 1000, ["vision"]), 60, listed)
 
     # Without the restriction it goes there, too.
     hub.cli("quota", "set", "vision", "--pools", "none")
@@ -102,7 +106,7 @@ def test_a_pool_that_no_agent_has_is_named(hub, node):
     stays_queued(hub, task)
     # A machine of that name joins.
     node("far-1", "1xT4-16GB")
-    hub.wait_state(task, "completed", seconds=30)
+    hub.wait_state(task, "completed")
 
 
 def test_bad_input(cantle):
@@ -145,8 +149,12 @@ def test_a_limit_of_a_pool(make_cantle):
     assert sorted("T4" in model_of(cantle, task) for task in tasks[:2]) == [False, True]
     why(cantle, tasks[2], "project a holds 1 GPU of pool big and its limit of it is 1 GPU")
     stays_queued(cantle, tasks[2])
-    (project,) = [project for project in cantle.json("projects") if project["name"] == "a"]
-    assert project["by_pool"]["big"]["allocated_milli"] == 1000 and project["allocated_milli"] == 2000
+
+    def allocated():
+        (project,) = [project for project in cantle.json("projects") if project["name"] == "a"]
+        return project["by_pool"]["big"]["allocated_milli"], project["allocated_milli"]
+
+    wait_until(lambda: allocated() == (1000, 2000), 60, allocated)
     # Without the limit it starts on the GPU that was free.
     cantle.cli("quota", "set", "a", "--pool", "big", "--limit", "none")
     assert "A100" in model_of(cantle, tasks[2])
@@ -169,9 +177,10 @@ def test_what_is_guaranteed_of_a_pool_comes_back(make_cantle):
 
     cantle.cli("quota", "set", "owner", "--pool", "big", "--gpu", "1")
     assert "A100" in model_of(cantle, owner)
-    assert cantle.task(on_big)["state"] == "queued"
-    told = " ".join(cantle.cli("why", on_big).stdout.split())
-    assert "reclaimed by project owner" in told and "project guest has more than its share, of all GPUs or of pool big" in told
+    cantle.wait_state(on_big, "queued")
+    told = lambda: " ".join(cantle.cli("why", on_big).stdout.split())  # noqa: E731
+    texts = "reclaimed by project owner", "project guest has more than its share, of all GPUs or of pool big"
+    wait_until(lambda: all(text in told() for text in texts), 60, told)
     # And it is not taken back in turn.
     stays_queued(cantle, on_big)
     assert cantle.task(owner)["state"] == "in_progress"

@@ -10,9 +10,11 @@ from conftest import FILL, ROOT, wait_until
 
 GIB = 1 << 30
 EVADER = str(ROOT / "crates/agent/tests/node/evader.py")
+# The program is refused three times in a moment, large pieces first: a look in between tells one of them while the program lives, and the
+# end tells the rest.
 REFUSED = re.compile(
-    r"process (\d+) asked for (\S+ [KMG]iB) of GPU 0 and was refused: 20 GiB of its limit of 20 GiB are in use"
-    r"(; \d+ more before it)? \(cantle explain allocation-refused\)"
+    r"process (\d+)(?: \(\d+ on the host\))? asked for (\S+ [KMG]iB) of GPU 0 and was refused: (?:19\.\d+|20) GiB of its limit of 20 GiB"
+    r" are in use(; \d+ more before it)? \(cantle explain allocation-refused\)"
 )
 
 
@@ -29,18 +31,20 @@ def test_a_refusal_is_told_in_the_events_and_in_the_tasks_log(make_cantle):
     modest = cantle.submit("half", "sh", "-c", f"exec {fill} --at-most {GIB}")
     assert cantle.wait_state(greedy, "completed")["exit_code"] == 0
     assert cantle.wait_state(modest, "completed")["exit_code"] == 0
-    wait_until(lambda: events(cantle, greedy, "refuse"), 20, lambda: cantle.json("events"))
-    wait_until(lambda: "was refused" in cantle.output(greedy), 20, lambda: cantle.output(greedy))
+    wait_until(lambda: events(cantle, greedy, "refuse"), 60, lambda: cantle.json("events"))
+    wait_until(lambda: "was refused" in cantle.output(greedy), 60, lambda: cantle.output(greedy))
     pid = re.search(r"^pid (\d+)$", cantle.output(greedy), re.M).group(1)
     told = REFUSED.search(events(cantle, greedy, "refuse")[0]["message"])
     logged = REFUSED.search(cantle.output(greedy))
     assert told and logged, cantle.output(greedy)
     assert told.group(1) == logged.group(1) == pid
-    (by_the_agent,) = [line for line in cantle.log().splitlines() if REFUSED.search(line)]
-    assert greedy in by_the_agent, by_the_agent
+    by_the_agent = [line for line in cantle.log().splitlines() if REFUSED.search(line)]
+    assert by_the_agent and all(greedy in line for line in by_the_agent), by_the_agent
     assert events(cantle, modest, "refuse") == [] and "refused" not in cantle.output(modest).replace("refused_", "")
     for task in (greedy, modest):
-        assert [len(events(cantle, task, kind)) for kind in ("start", "run", "end")] == [1, 1, 1]
+        # What the agent notes of a task that was quick comes after its end.
+        counts = lambda task=task: [len(events(cantle, task, kind)) for kind in ("start", "run", "end")]  # noqa: E731
+        wait_until(lambda counts=counts: counts() == [1, 1, 1], 60, counts)
 
 
 def test_run_tells_a_refusal_even_at_the_end(make_cantle):
@@ -53,7 +57,7 @@ def test_run_tells_a_refusal_even_at_the_end(make_cantle):
 
 def watchdog_actions(cantle):
     (address,) = re.findall(r"serving metrics address=(\S+)", cantle.log())
-    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
     found = re.findall(r'^cantle_agent_watchdog_actions_total\{action="(\w+)"\} (\d+)$', text, re.M)
     return {action: int(times) for action, times in found}
 
@@ -66,12 +70,12 @@ def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, pol
     cantle.up("--queue", "half=0.5", "--queue", "quarter=0.25", "--watchdog", policy, "--metrics-listen", "127.0.0.1:0")
     # More than the slice of 20 GiB: within it, what it takes would only be charged.
     task = cantle.submit("half", "python3", EVADER, copy, 24 << 10)
-    wait_until(lambda: events(cantle, task, "watch"), 30, lambda: cantle.log())
+    wait_until(lambda: events(cantle, task, "watch"), 60, lambda: cantle.log())
     said = re.search(r"process (\d+) reached GPU 0 past the slice's accounting", events(cantle, task, "watch")[0]["message"])
     assert said, events(cantle, task, "watch")
     if policy == "kill":
         assert "(cantle explain watchdog-kill)" in cantle.wait_state(task, "failed")["reason"]
-        assert len(events(cantle, task, "kill")) == 1
+        wait_until(lambda: len(events(cantle, task, "kill")) == 1, 60, lambda: cantle.json("events"))
         assert watchdog_actions(cantle) == {"warn": 1, "kill": 1}
     else:
         # Long past the second after which it would have been killed: another task has come and gone meanwhile.
@@ -80,8 +84,8 @@ def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, pol
         assert cantle.task(task)["state"] == "in_progress" and events(cantle, task, "kill") == []
         (process,) = cantle.truth()[0]["processes"]
         assert process["pid"] == int(said.group(1)) and process["used_bytes"] > GIB
-        (part,) = cantle.json("gpus")[0]["slices"]
-        assert part["memory_used_bytes"] == process["used_bytes"], "what it took is charged to its slice"
+        used = lambda: [part["memory_used_bytes"] for part in cantle.json("gpus")[0]["slices"]]  # noqa: E731
+        wait_until(lambda: used() == [process["used_bytes"]], 60, lambda: f"what it took is charged to its slice: {used()}, {process}")
         assert watchdog_actions(cantle) == {"warn": 1, "kill": 0}
         cantle.cli("stop", task)
 

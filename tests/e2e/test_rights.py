@@ -23,7 +23,7 @@ class Server:
         out = open(self.log, "wb")
         words = [CANTLE, "server", "--listen", "127.0.0.1:0", "--state", self.state]
         self.child = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=self.env())
-        wait_until(lambda: b"server is up: " in self.log.read_bytes() or self.child.poll() is not None, 30, "the server")
+        wait_until(lambda: b"server is up: " in self.log.read_bytes() or self.child.poll() is not None, 60, "the server")
         self.url = self.log.read_text().split("server is up: ")[1].split()[0]
         return self
 

@@ -1,6 +1,7 @@
 """`cantle run`: one task now, here, in its slice."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -38,31 +39,37 @@ def test_exit_codes_are_the_tasks(cantle):
 
 
 def test_no_room_says_so(cantle):
-    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "60", log="holder.log")
-    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 15, lambda: cantle.used())
+    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 60, lambda: cantle.used())
     refused = cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
     assert "needs 0.5 GPU, nothing free" in refused.stderr
     holder.send_signal(signal.SIGTERM)
-    holder.wait(timeout=15)
+    holder.wait(timeout=60)
     cantle.cli("run", "--gpu", "0.5", "--", "true")
 
 
-def test_waits_for_room(cantle):
-    cantle.start("run", "--gpus", "3", "--", "sleep", "3", log="holder.log")
-    wait_until(lambda: "enforced" in cantle.log("holder.log"), 10, lambda: cantle.log("holder.log"))
+def test_waits_for_room(cantle, tmp_path):
+    cantle.start("run", "--gpus", "3", "--", "sh", "-c", f"until [ -e {tmp_path}/end ]; do sleep 0.2; done", log="holder.log")
+    wait_until(lambda: "enforced" in cantle.log("holder.log"), 60, lambda: cantle.log("holder.log"))
     cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
-    cantle.cli("run", "--timeout", "20", "--gpu", "0.5", "--", "true")
+    waiter = cantle.start("run", "--timeout", "120", "--gpu", "0.5", "--", "true", log="waiter.log")
+    wait_until(lambda: "waiting: needs 0.5 GPU, nothing free" in cantle.log("waiter.log"), 60, lambda: cantle.log("waiter.log"))
+    assert waiter.poll() is None
+    (tmp_path / "end").touch()
+    assert waiter.wait(timeout=120) == 0, cantle.log("waiter.log")
 
 
 def test_killed_supervisor_leaves_the_task_limited_and_its_slice_taken(cantle):
-    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "6", log="holder.log")
-    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 15, lambda: cantle.used())
+    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 60, lambda: cantle.used())
     holder.kill()
     holder.wait()
     assert cantle.used() == [40 * GIB] * 3, "the task goes on"
     cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
-    wait_until(lambda: cantle.used() == [0] * 3, 15, "the task ends")
-    cantle.cli("run", "--timeout", "5", "--gpu", "0.5", "--", "true")
+    (pid,) = {process["pid"] for gpu in cantle.truth() for process in gpu["processes"]}
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: cantle.used() == [0] * 3, 60, "the task ends")
+    cantle.cli("run", "--timeout", "60", "--gpu", "0.5", "--", "true")
 
 
 def test_limits_inside(cantle):

@@ -41,14 +41,14 @@ def one_line(done):
 
 def start_holder(box, *flags):
     """A task that has filled its slice and keeps it."""
-    holder = box.start("run", *THREE, *flags, "--", *FILL, "--hold", "60", log="holder.log")
-    wait_until(lambda: "refused_code" in box.log("holder.log"), 20, lambda: box.log("holder.log"))
+    holder = box.start("run", *THREE, *flags, "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: "refused_code" in box.log("holder.log"), 60, lambda: box.log("holder.log"))
     return holder
 
 
 def end(child):
     child.send_signal(signal.SIGTERM)
-    child.wait(timeout=15)
+    child.wait(timeout=60)
 
 
 def test_without_it_there_are_none(box):
@@ -79,16 +79,16 @@ def test_in_a_file_of_options(box, tmp_path, way):
 def test_up_and_what_needs_no_gpu(box):
     """Only the command that uses GPUs has the option; the others find the server."""
     up = box.up(*THREE, "--queue", "half=0.5", "dual=2", "--gpus", "0-2")
-    half, dual = box.submit("half", *FILL, "--hold", "60"), box.submit("dual", *FILL, "--hold", "60")
+    half, dual = box.submit("half", *FILL, "--hold", "600"), box.submit("dual", *FILL, "--hold", "600")
     for task, limits in ((half, [20 * GIB]), (dual, [40 * GIB] * 2)):
         box.wait_state(task, "in_progress")
-        wait_until(lambda t=task, n=len(limits): len(box.filled(t)) == n, 20, lambda t=task: box.output(t))
+        wait_until(lambda t=task, n=len(limits): len(box.filled(t)) == n, 60, lambda t=task: box.output(t))
         assert [record["total_bytes"] for record in box.filled(task)] == limits
         assert all(record["refused_code"] == 2 for record in box.filled(task))
     assert sorted(held(up)) == [20 * GIB, 40 * GIB, 40 * GIB]
     assert [gpu["used_bytes"] for gpu in truth(box)] == held(up), "asked outside of the machine, with no option"
     box.cli("stop", half, dual)
-    wait_until(lambda: held(up) == [0, 0, 0], 20, lambda: held(up))
+    wait_until(lambda: held(up) == [0, 0, 0], 60, lambda: held(up))
 
 
 def test_commands_share_the_gpus(box):
@@ -138,7 +138,7 @@ def test_a_task_can_not_tell_that_its_gpus_are_simulated(box, way):
 
 def test_demo_program_agrees(box):
     """`make demo` on a box without GPUs. It shows a newcomer what to type."""
-    done = box.program(ROOT / "tests/demo.sh", timeout=120)
+    done = box.program(ROOT / "tests/demo.sh", timeout=600)
     assert as_documented(done)[0] == f"$ cantle up {' '.join(THREE)} --gpus 0-2 --queue {' '.join(FOUR_QUEUES)}"
 
 

@@ -12,14 +12,16 @@ GPUS = 3
 def test_tasks_that_are_stopped_while_they_start_stop(cantle, tmp_path):
     """Each stop frees a GPU, so the next task of the queue starts while its own stop is on its way."""
     cantle.up("--queue", "q=1")
-    until_the_end = ["sh", "-c", f"echo runs; until [ -e {tmp_path}/end ]; do sleep 0.1; done"]
+    until_the_end = ["sh", "-c", f"echo runs; echo x >>{tmp_path}/ran; until [ -e {tmp_path}/end ]; do sleep 0.1; done"]
+    ran = tmp_path / "ran"
 
     def processes():
         return subprocess.run(["pgrep", "-f", f"{tmp_path}/end"], capture_output=True, text=True).stdout.split()
 
     with ThreadPoolExecutor(3) as at_once:
         tasks = list(at_once.map(lambda _: cantle.submit("q", *until_the_end), range(TASKS)))
-        wait_until(lambda: len(processes()) >= GPUS, 20, "as many to run as there are GPUs")
+        # By their own word: a process with these words in its command line may be one that is still to become the task.
+        wait_until(lambda: ran.exists() and len(ran.read_text().split()) >= GPUS, 60, "as many to run as there are GPUs")
         list(at_once.map(lambda task: cantle.cli("stop", task), tasks))
     left = []
 
@@ -27,7 +29,7 @@ def test_tasks_that_are_stopped_while_they_start_stop(cantle, tmp_path):
         left[:] = [task for task in cantle.json("tasks") if task["id"] in tasks and task["state"] not in ("stopped", "created")]
         return not left
 
-    wait_until(all_ended, 30, lambda: left)
-    wait_until(lambda: not processes(), 10, processes)
-    ran = sum("runs" in cantle.output(task) for task in tasks)
-    assert ran >= GPUS, "those that were stopped while they ran"
+    wait_until(all_ended, 120, lambda: left)
+    wait_until(lambda: not processes(), 60, processes)
+    told = lambda: sum("runs" in cantle.output(task) for task in tasks)  # noqa: E731
+    wait_until(lambda: told() >= GPUS, 60, lambda: f"those that were stopped while they ran: {told()}")

@@ -12,13 +12,17 @@ from machine import CANTLE, Machine
 
 ALICE, BOB, ROOT = 20101, 20102, None
 ENV = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
-HOLD = "import time, ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0); print('here', flush=True); time.sleep(60)"
+HOLD = "import time, ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0); print('here', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
 def machine(tmp_path):
     found = Machine("1xA100-40GB")
+    found.started = []
     yield found
+    for child in found.started:
+        child.terminate()
+        child.wait()
     found.stop()
 
 
@@ -26,18 +30,19 @@ def start(machine, user, *words):
     """A task that holds its slice until the test ends."""
     command = machine.command(CANTLE, "run", *words, "--", sys.executable, "-c", HOLD, user=user)
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, cwd="/")
+    machine.started.append(child)
     return child
 
 
 def holds(child):
     line = child.stdout.readline()
-    assert line == "here\n", child.communicate(timeout=20)
+    assert line == "here\n", child.communicate(timeout=60)
     return child
 
 
 def run(machine, user, *words):
     command = machine.command(CANTLE, "run", *words, "--", "true", user=user)
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENV, cwd="/")
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, env=ENV, cwd="/")
 
 
 def end(*children):
@@ -56,7 +61,7 @@ def test_two_users_are_not_given_the_same_memory(machine, first, second):
     assert run(machine, first, "--gpu", "0.125").returncode == 6
     end(one)
     # The control: without the other user, the same request is granted.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (done := run(machine, second, "--gpu", "0.6")).returncode == 6 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert done.returncode == 0, done.stderr
@@ -71,7 +76,7 @@ def test_many_users_at_once(machine):
     assert sorted(got) == [""] * 4 + ["here\n"] * 4, [child.communicate() for child, line in zip(children, got) if not line]
     for child, line in zip(children, got):
         if not line:
-            assert child.wait(timeout=20) == 6
+            assert child.wait(timeout=60) == 6
     end(*children)
 
 
@@ -134,11 +139,13 @@ def test_a_user_cannot_hold_root_up_or_keep_what_he_does_not_use(machine):
 
 def test_root_does_not_wait_for_a_user_who_holds_the_lock(machine):
     assert run(machine, ALICE, "--gpu", "0.5").returncode == 0
-    holder = subprocess.Popen(machine.command("flock", "/dev/shm/cantle.lock", "sleep", "60", user=ALICE), cwd="/")
-    time.sleep(0.5)
-    began = time.monotonic()
+    # One process, which ends with the test.
+    hold = machine.command("sh", "-c", "exec 9</dev/shm/cantle.lock; flock 9; echo held; exec sleep 600", user=ALICE)
+    holder = subprocess.Popen(hold, cwd="/", stdout=subprocess.PIPE, text=True)
+    machine.started.append(holder)
+    assert holder.stdout.readline() == "held\n"
     done = run(machine, ROOT, "--gpu", "0.5")
-    assert done.returncode == 0 and time.monotonic() - began < 30, done.stderr
+    assert done.returncode == 0 and holder.poll() is None, done.stderr
     assert "somebody holds /dev/shm/cantle.lock" in done.stderr
     other = run(machine, BOB, "--gpu", "0.5")
     assert other.returncode != 0 and "/dev/shm/cantle.lock" in other.stderr

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from place import CANTLE, FILL, GIB, HERE, ROOT, Program, check, compiled, installation, killed, port, until
+from place import CANTLE, FILL, GIB, HERE, ROOT, Program, check, compiled, installation, killed, own_port, until
 
 HALF = ("--gpu", "0.5")
 
@@ -20,8 +20,8 @@ HALF = ("--gpu", "0.5")
 def power_loss(cuts=60):
     """The write-ahead log of a server at work, cut off at random bytes or with a page of garbage: what it had not synced."""
     with installation() as cantle, tempfile.TemporaryDirectory() as folder:
-        server = cantle.up("--queue", "half=0.5")
-        number = port(cantle)
+        number = own_port()
+        server = cantle.up("--queue", "half=0.5", port=number)
         names = [f"t{n:03}" for n in range(12)]
         for name in names:
             cantle.cli("submit", "--queue", "half", "--name", name, "--", "true")
@@ -64,7 +64,7 @@ def clock_jumps():
         offset.write_text("0")
         cantle.env |= {"LD_PRELOAD": str(library), "CANTLE_TEST_CLOCK": str(offset)}
         cantle.up("--queue", "half=0.5")
-        running = cantle.submit("half", "sleep", "60")
+        running = cantle.submit("half", "sleep", "3600")
         until(lambda: cantle.task(running)["state"] == "in_progress", lambda: cantle.task(running))
         done = []
         for jump in ("3600", "-3600", "86400", "0"):
@@ -100,7 +100,7 @@ def full_disk():
     with installation() as cantle:
         cantle.program("sh", "-c", "mkdir -p /run/cantle/node && mount -t tmpfs -o size=3m tmpfs /run/cantle/node", check=True)
         running = Program(cantle, "--gpu", "0.25")
-        cantle.program("sh", "-c", "cat /dev/zero >/run/cantle/node/filler", timeout=20)
+        cantle.program("sh", "-c", "cat /dev/zero >/run/cantle/node/filler")
         refused = cantle.cli("run", *HALF, "--", "true", code=None)
         first = refused.stderr.splitlines()[0] if refused.stderr else "nothing"
         check(0 < refused.returncode < 128, f"exit code {refused.returncode}, {first}")

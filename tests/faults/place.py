@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,13 +13,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from conftest import CANTLE, FILL, Cantle  # noqa: E402
+from conftest import CANTLE, FILL, Cantle, own_port  # noqa: E402
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT_S = 60
 A100 = 40 * GIB
 
-__all__ = ["A100", "CANTLE", "FILL", "GIB", "MIB", "ROOT", "Lacking", "check", "installation", "killed", "port", "until"]
+__all__ = ["A100", "CANTLE", "FILL", "GIB", "LIMIT_S", "MIB", "ROOT", "Lacking", "check", "installation", "killed", "own_port", "until"]
 
 
 class Lacking(Exception):
@@ -57,10 +56,6 @@ def installation(gpus="1xA100-40GB", **env):
 def killed(child):
     child.kill()
     child.wait()
-
-
-def port(cantle, log="up.log"):
-    return re.search(r"http://127.0.0.1:(\d+)", cantle.log(log))[1]
 
 
 def processes_of(cantle, word):

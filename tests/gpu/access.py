@@ -48,7 +48,7 @@ def record_of(command, env, look=lambda: None):
     child = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
     line = child.stdout.readline()
     seen = look()
-    child.communicate(timeout=60)
+    child.communicate(timeout=240)
     return (json.loads(line) if line else None), seen
 
 

@@ -80,7 +80,7 @@ def programs_can_be_linked_inside(bench):
         out.write("int main(int n, char **v) { int x = 0; return n > 5 ? cuLaunchKernel() : cuInit(0) || cuDriverGetVersion(&x) || !x; }\n")
     command = f"gcc -w -o {bench.home}/linked {source} {access.path_of_libcuda()} && {bench.home}/linked"
     outside = bench.alone("sh", "-c", command)
-    assert outside.wait(timeout=60) == 0, outside.stderr.read()
+    assert outside.wait(timeout=bench.time_left()) == 0, outside.stderr.read()
     bench.run("run", "--gpu", "0.25", "--", "sh", "-c", command)
     return {}
 
@@ -121,11 +121,13 @@ def outside_pid(inside, word):
 
 def kill_gives_everything_back(bench):
     base = bench.used()
-    task = bench.start("run", "--gpu", "0.5", "--", "sh", "-c", f"echo $$; exec {' '.join(FILL)} --hold 60")
+    # Words that no other program on the machine has, whatever else runs on it.
+    hold = f"--hold 600.{os.getpid()}"
+    task = bench.start("run", "--gpu", "0.5", "--", "sh", "-c", f"echo $$; exec {' '.join(FILL)} {hold}")
     pid = int(task.stdout.readline())
     json.loads(task.stdout.readline())
-    os.kill(outside_pid(pid, "--hold"), 9)
-    assert task.wait(timeout=30) == 128 + 9
+    os.kill(outside_pid(pid, hold.replace(" ", "\0")), 9)
+    assert task.wait(timeout=bench.time_left()) == 128 + 9
     assert bench.settle(base) <= base, "the driver took it back"
     bench.run("run", "--gpu", "1", "--", "true")
     return {}
@@ -164,7 +166,7 @@ def a_driver_opened_past_the_slice_is_ended(bench):
     if not first:
         raise Skip(f"the driver's file is not there: {task.communicate()[1][-300:]}")
     taken, began = json.loads(first)["taken"], time.monotonic()
-    code = task.wait(timeout=30)
+    code = task.wait(timeout=bench.time_left())
     assert code == 128 + 9, f"exit {code} with {taken} bytes"
     return {"taken_bytes": taken, "seconds": round(time.monotonic() - began, 1)}
 

@@ -67,7 +67,7 @@ def fill():
     tell_and_wait(taken=taken, free=free, total=total)
 
 
-def sibling(seconds="5"):
+def sibling(seconds="30"):
     """What is free before, during and after another process of the same slice."""
     driver = Driver()
     before, total = driver.info()

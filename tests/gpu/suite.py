@@ -46,7 +46,7 @@ from frameworks import (
 from shares import SHARES
 
 # No check may take so long that the others do not come about.
-CHECK_SECONDS = 120
+CHECK_SECONDS = 240
 
 # The most informative checks come first.
 CHECKS = [

@@ -55,6 +55,18 @@ def seconds(action):
     return time.monotonic() - began
 
 
+def hold(on):
+    """Lets nothing begin that is queued on this stream from now on, until `release`: then all of it is there at one moment, however late this
+    program woke up between two calls. What to release."""
+    word = host_word()
+    ok(cu.cuStreamWaitValue32_v2(on, word, 1, 1))
+    return word
+
+
+def release(word):
+    word[0] = 1
+
+
 def elapsed_ms(start, end):
     ms = c_float()
     return [cu.cuEventElapsedTime(byref(ms), start, end), ms.value]
@@ -96,7 +108,7 @@ def in_thread(action):
     return answers[0]
 
 
-def until(condition, seconds=10):
+def until(condition, seconds=60):
     """Its duration."""
     began = time.monotonic()
     while not condition():

@@ -10,6 +10,10 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import machine as machines  # noqa: E402
+
 LIB = pathlib.Path(os.environ.get("CANTLE_LIB_DIR", ROOT / "dist/lib/cantle")) / "sim"
 DATA = ROOT / "crates/simgpu/data"
 MIB = 1 << 20
@@ -20,6 +24,12 @@ def pytest_collection_modifyitems(items):
     if not (LIB / "libcuda.so.1").exists():
         for item in items:
             item.add_marker(pytest.mark.skip(reason=f"no simulated driver in {LIB}: run `make build`"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ahead_of_others():
+    with machines.ahead_of_others():
+        yield
 
 
 class Client:
@@ -42,7 +52,7 @@ class Client:
 
     def close(self):
         self.process.stdin.close()
-        assert self.process.wait(timeout=20) == 0
+        assert self.process.wait(timeout=60) == 0
 
 
 class Machine:
@@ -65,7 +75,7 @@ class Machine:
     def run(self, *argv, code=0, **env):
         """Runs a program on this machine and returns its output."""
         done = subprocess.run(
-            list(map(str, argv)), env={**self.env, **env}, capture_output=True, text=True, timeout=60
+            list(map(str, argv)), env={**self.env, **env}, capture_output=True, text=True, timeout=180
         )
         assert done.returncode == code, f"{argv}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

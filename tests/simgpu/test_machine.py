@@ -14,7 +14,7 @@ def init(machine, **env):
     code = "import ctypes,sys;sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={k: v for k, v in {**machine.env, **env}.items() if v is not None},
-        capture_output=True, text=True, timeout=20,
+        capture_output=True, text=True, timeout=60,
     )
     return done.returncode, done.stderr
 

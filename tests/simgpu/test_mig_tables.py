@@ -96,7 +96,7 @@ def test_a_card_that_differs_is_found(report):
 def test_a_driver_that_does_otherwise_is_found(machine, python, row):
     machine.run(python, "-c", "import pynvml; pynvml.nvmlInit()")
     (machine.folder / "sim/model").write_text(f"{row}=0\n" if row else "")
-    (machine.folder / "sim/faults").write_text("nvmlDeviceCreateGpuInstanceWithPlacement gpu=0 delay_ms=50\n")
+    (machine.folder / "sim/faults").write_text("nvmlDeviceCreateGpuInstanceWithPlacement gpu=0 delay_ms=100\n")
     report = json.loads(machine.run(python, ROOT / "tests/gpu/mig_verify.py", "--i-own-this-card"))
     expected = defaults() | ({row: 0} if row else {})
     assert switches(report) == {name: expected[name] for name in ("remembered_instances", "uuid_by_pipe", "mig_lock")}

@@ -113,7 +113,7 @@ async fn serve(
     if let Some(metrics) = metrics {
         metrics.abort();
     }
-    agent.claim.release(&agent.env.node)?;
+    agent.close().await?;
     Ok(ended)
 }
 
@@ -133,6 +133,15 @@ impl Agent {
             claim,
             driver_replaced: false,
         }
+    }
+
+    /// Closes the driver, then releases the claim on its GPUs: who waits for that finds it closed.
+    async fn close(self) -> Result<(), AgentError> {
+        let Self { env, executor, doorbell, claim, .. } = self;
+        let node = env.node.clone();
+        doorbell.close().await;
+        drop((executor, env));
+        Ok(claim.release(&node)?)
     }
 
     async fn run(&mut self, stop: &mut watch::Receiver<bool>, release: &mut Release) -> Ended {

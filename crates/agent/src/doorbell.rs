@@ -38,6 +38,13 @@ impl Doorbell {
         self.rung.notified().await;
     }
 
+    /// Ends, with its use of the agent's driver.
+    pub(crate) async fn close(mut self) {
+        self.listening.abort();
+        // Its result cannot fail this.
+        let _ = (&mut self.listening).await;
+    }
+
     /// Whether this agent may have room for another task.
     pub(crate) fn set_room(&self, has_room: bool) {
         self.has_room.send_if_modified(|old| std::mem::replace(old, has_room) != has_room);

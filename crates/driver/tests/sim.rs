@@ -303,7 +303,7 @@ fn mig_mode_is_changed_only_where_that_needs_no_reset() {
 fn a_gpu_that_does_not_answer_holds_up_nobody() {
     let Some(node) = Node::with("8xA100-40GB:mig") else { return };
     let gpus = node.uuids();
-    node.faults("nvmlDeviceGetComputeRunningProcesses_v3 gpu=3 delay_ms=12000 once\n");
+    node.faults("nvmlDeviceGetComputeRunningProcesses_v3 gpu=3 delay_ms=20000 once\n");
     let first = node.driver.processes(&gpus[3]).unwrap_err();
     assert!(matches!(first, DriverError::Stalled { .. }), "{first}");
     assert!(node.driver.gpu_instances(&gpus[3]).is_err(), "not even asked while it is stuck");

@@ -81,7 +81,7 @@ async fn stop_is_gentle_first() {
     let mut task = start_detached(&spec, &bench.task(), &start_program()).await.unwrap();
     eventually("the task is ready", || !read(&ready).is_empty());
 
-    task.stopper().stop(Duration::from_secs(5)).await;
+    task.stopper().stop(Duration::from_secs(60)).await;
 
     assert_eq!(task.wait().await, Exit::Code(9));
 }

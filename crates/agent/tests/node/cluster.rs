@@ -1,6 +1,8 @@
 //! A server in this process, and daemons that are processes of their own.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::TcpListener;
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -27,7 +29,7 @@ pub(crate) struct Cluster<'a> {
 
 impl<'a> Cluster<'a> {
     pub(crate) fn new(place: &'a Place) -> Self {
-        let (keys, server) = start_server(place, "127.0.0.1:0");
+        let (keys, server) = start_server(place, &format!("127.0.0.1:{}", own_port()));
         let runtime = async_runtime();
         let credentials =
             cantle_clearml::Credentials { access_key: keys[1].clone(), secret_key: keys[2].clone() };
@@ -153,6 +155,16 @@ impl Drop for Cluster<'_> {
     fn drop(&mut self) {
         if self.server.is_some() {
             self.stop_server();
+        }
+    }
+}
+
+/// A port for a server that is started again on it: outside of the range from which the kernel gives ports, to others too.
+fn own_port() -> u64 {
+    loop {
+        let port = 20_000 + RandomState::new().hash_one(()) % 10_000;
+        if TcpListener::bind(format!("127.0.0.1:{port}")).is_ok() {
+            return port;
         }
     }
 }

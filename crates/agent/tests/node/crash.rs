@@ -57,7 +57,9 @@ fn adopted(place: &Place) {
     eventually("it runs", || place.leases().iter().any(|lease| lease.leader.is_some()));
     let adoptions = || cluster.events(&task).iter().filter(|event| event.kind == "adopt").count();
     let mut took: Vec<Duration> = Vec::new();
+    let mut controls: Vec<Duration> = Vec::new();
     for round in 1..=5 {
+        controls.push(control(place));
         daemon.kill();
         assert_eq!(place.leases().len(), 1, "its slice is still taken");
         let restarted = Instant::now();
@@ -66,17 +68,37 @@ fn adopted(place: &Place) {
         took.push(restarted.elapsed());
     }
     took.sort_unstable();
-    println!("5 restarts, from start to adoption: median {:?}, slowest {:?}", took[2], took[4]);
-    assert!(took[0] < Duration::from_secs(1), "{took:?}");
+    controls.sort_unstable();
+    println!(
+        "5 restarts, from start to adoption: median {:?}, slowest {:?}; control {:?}",
+        took[2], took[4], controls[2]
+    );
+    assert!(took[0] < a_second(controls[0]), "{took:?}, control {controls:?}");
     std::fs::write(place.path().join("go"), "").unwrap();
     cluster.wait(&task, TaskStatus::Completed);
+}
+
+/// How long a `cantle run` takes from its start to its end now: a program that starts, decides and starts a task, as a daemon does.
+fn control(place: &Place) -> Duration {
+    let began = Instant::now();
+    assert!(place.run("0.125", 0, "true").output().unwrap().status.success());
+    began.elapsed()
+}
+
+/// A second, or longer where other programs have the cores: the control takes a tenth of it on a quiet machine.
+fn a_second(control: Duration) -> Duration {
+    Duration::from_secs(1).max(control * 10)
 }
 
 fn soon(place: &Place) {
     let cluster = Cluster::new(place);
     let _daemon = cluster.daemon("0-2", &["eighth=0.125"]);
     let mut waits: Vec<Duration> = Vec::new();
+    let mut controls: Vec<Duration> = Vec::new();
     for i in 0..50 {
+        if i % 10 == 0 {
+            controls.push(control(place));
+        }
         let mark = place.path().join(format!("mark{i}"));
         let queued = Instant::now();
         cluster.submit("eighth", &format!("t{i}"), &format!("touch {}", mark.display()));
@@ -84,6 +106,10 @@ fn soon(place: &Place) {
         waits.push(queued.elapsed());
     }
     waits.sort_unstable();
-    println!("50 tasks, from queue to main: median {:?}, slowest {:?}", waits[25], waits[49]);
-    assert!(waits[25] < Duration::from_secs(1));
+    controls.sort_unstable();
+    println!(
+        "50 tasks, from queue to main: median {:?}, slowest {:?}; control {:?}",
+        waits[25], waits[49], controls[2]
+    );
+    assert!(waits[25] < a_second(controls[2]), "{waits:?}, control {controls:?}");
 }

@@ -50,11 +50,11 @@ fn documented_example(place: &Place) {
     let reason = "needs 1 GPU, free 0.25 of GPU 2 (2.75 of 3 in use)";
     eventually("the reason is known", || has_reason(&cluster, &single, reason));
     assert_eq!(cluster.task(&single).state, TaskStatus::Queued);
-    let placement = cluster.placement();
-    assert_eq!(
-        (&placement[&dual], &placement[&quarter], &placement[&half]),
-        (&vec![0, 1], &vec![2], &vec![2])
-    );
+    let expected = [(&dual, vec![0, 1]), (&quarter, vec![2]), (&half, vec![2])];
+    eventually("each is reported where it has to be", || {
+        let placement = cluster.placement();
+        expected.iter().all(|(task, gpus)| placement.get(*task) == Some(gpus))
+    });
     release(place, "dual");
     cluster.wait(&dual, TaskStatus::Completed);
     cluster.wait(&single, TaskStatus::InProgress);
@@ -63,11 +63,9 @@ fn documented_example(place: &Place) {
         assert_eq!(cluster.wait(task, TaskStatus::Completed).exit_code, Some(0));
     }
     assert_eq!(place.leases(), Vec::new());
-    let kinds: Vec<String> = cluster.events(&single).into_iter().map(|event| event.kind).collect();
-    assert!(kinds.iter().any(|kind| kind == "wait"), "{kinds:?}");
-    for once in ["start", "run", "end"] {
-        assert_eq!(kinds.iter().filter(|kind| *kind == once).count(), 1, "{once} in {kinds:?}");
-    }
+    // What the agent notes of a task that was quick comes after its end.
+    let count = |kind: &str| cluster.events(&single).iter().filter(|event| event.kind == kind).count();
+    eventually("its story is told", || count("wait") > 0 && ["start", "run", "end"].map(&count) == [1, 1, 1]);
     daemon.terminate();
 }
 

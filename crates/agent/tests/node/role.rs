@@ -75,7 +75,8 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
     config.lib_dir = place.join("lib");
     config.state_dir = place.join("agent");
     config.poll = Duration::from_millis(100);
-    config.stop_grace = Duration::from_secs(1);
+    // Enough for a task that answers at once, on a busy machine too.
+    config.stop_grace = Duration::from_secs(5);
     let served = async_runtime().block_on(async {
         let (stop, stopping) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).unwrap();

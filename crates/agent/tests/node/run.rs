@@ -3,6 +3,7 @@
 use std::process::Stdio;
 
 use crate::Test;
+use crate::daemon::until;
 use crate::place::{Place, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -55,11 +56,16 @@ fn room_and_no_room(place: &Place) {
 }
 
 fn waits_for_room(place: &Place) {
-    let mut whole: Vec<_> = (0..3).map(|_| place.run("1", 0, "sleep 1").spawn().unwrap()).collect();
+    let mut whole: Vec<_> =
+        (0..3).map(|_| place.run("1", 0, &until(place, "end")).spawn().unwrap()).collect();
     eventually("three leases", || place.leases().len() == 3);
-    let out = place.run("0.5", 20, "echo ran").output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&out.stdout), "ran\n");
-    assert!(String::from_utf8_lossy(&out.stderr).contains("waiting: needs 0.5 GPU, nothing free"));
+    let said = place.path().join("said");
+    let mut waits = place.run("0.5", 60, "echo ran");
+    let waits = waits.stdout(Stdio::piped()).stderr(std::fs::File::create(&said).unwrap()).spawn().unwrap();
+    let told = "waiting: needs 0.5 GPU, nothing free";
+    eventually("it waits", || std::fs::read_to_string(&said).unwrap().contains(told));
+    std::fs::write(place.path().join("end"), "").unwrap();
+    assert_eq!(String::from_utf8_lossy(&waits.wait_with_output().unwrap().stdout), "ran\n");
     whole.iter_mut().for_each(|child| drop(child.wait()));
 }
 
@@ -93,7 +99,7 @@ fn cannot_start(place: &Place) {
 }
 
 fn never_over(place: &Place) {
-    let runs: Vec<_> = (0..16).map(|_| place.run("0.375", 30, "sleep 0.05").spawn().unwrap()).collect();
+    let runs: Vec<_> = (0..16).map(|_| place.run("0.375", 300, "sleep 0.05").spawn().unwrap()).collect();
     let mut most = 0;
     let mut runs = runs;
     while !runs.is_empty() {

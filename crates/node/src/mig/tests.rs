@@ -166,6 +166,8 @@ impl Run<'_> {
         let mut dies_at = if self.random.one_in(self.trouble_every) { self.random.step() } else { 0 };
         for _ in 0..5 {
             let feasible = self.world.has_place(profile);
+            // Before the query, which looks at what it knows in a moment of its own.
+            let rest = FAILED_COUNTS.saturating_sub(self.failed.elapsed());
             match self.world.arrive(profile, dies_at) {
                 Ok(Arrival::Placed) => {
                     self.tally.placed += 1;
@@ -177,7 +179,6 @@ impl Run<'_> {
                 }
                 // One query of a failing driver, whose result counts for a second.
                 Ok(Arrival::NoPlace) => {
-                    let rest = FAILED_COUNTS.saturating_sub(self.failed.elapsed());
                     assert!(faulty || !rest.is_zero(), "{profile} waits with room");
                     std::thread::sleep(if faulty { FAILED_COUNTS } else { rest });
                 }
