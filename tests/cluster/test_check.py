@@ -83,6 +83,6 @@ def test_nodes_with_limits_of_kai_are_refused(plane, hand_made, make_driver, tmp
     before.stop()
     before.program.start()
     with pytest.raises(AssertionError, match="ended with 8"):
-        wait_until(before.program.check, 30, before.log)
+        wait_until(before.program.check, 60, before.log)
     last = before.log().strip().splitlines()[-1]
     assert f"node {hand_made} has condition gpu-fractioning.nvidia.com/Ready" in last, last

@@ -57,6 +57,6 @@ def test_many_tasks_become_pods(plane, nodes, make_queues, server, capsys):
     with capsys.disabled():
         print(f"\n{TASKS} tasks, {QUEUES} queues, {NODES} nodes: {TASKS / seconds:.0f} tasks/s to pods, ", end="")
         print(f"{per_task:.1f} API calls per task, {memory:.0f} MiB")
-    wait_until(lambda: sum(map(occupied, queues.pods())) == TASKS, 60, queues.log)
+    wait_until(lambda: sum(map(occupied, queues.pods())) == TASKS, 120, queues.log)
     assert len({pod["metadata"]["name"] for pod in queues.pods()}) == TASKS, "one each"
     assert per_task < 10 and memory <= 100
