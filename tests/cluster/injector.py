@@ -22,6 +22,8 @@ class Injector:
         self.things = [t for t in things if t["kind"] not in ("Deployment", "Service", "PodDisruptionBudget")]
         for webhook in next(t for t in things if t["kind"] == "MutatingWebhookConfiguration")["webhooks"]:
             webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self.port}/mutate"}
+            # The most there is: the API server of a busy machine has no answer in the chart's five seconds, and refuses the pod.
+            webhook["timeoutSeconds"] = 30
         self.flags = flags
 
     def start(self):
@@ -42,7 +44,7 @@ class Injector:
         wait_until(self.is_called, 60, "a call of the API server")
 
     def observe(self, path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.observe_port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.observe_port}{path}", timeout=30) as answer:
             return answer.read().decode()
 
     def is_ready(self):

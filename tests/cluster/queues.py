@@ -63,7 +63,7 @@ class Server:
     def api(self, endpoint, **body):
         request = urllib.request.Request(f"{self.url}/{endpoint}", json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with self.opener.open(request, timeout=30) as answer:
+            with self.opener.open(request, timeout=60) as answer:
                 return json.loads(answer.read())["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{endpoint}: {error.read().decode(errors='replace')}") from None

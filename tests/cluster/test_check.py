@@ -15,7 +15,7 @@ from processes import wait_until
 def check(plane, folder):
     words = [CANTLE, "check", "kubernetes", "--kubeconfig", plane.kubeconfig(), "-o", "json"]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 7), done.stderr
     found = {}
     for each in json.loads(done.stdout)["items"]:

@@ -63,7 +63,7 @@ def as_account(server, plane, tmp_path):
         file.write_text(token)
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
         flags = ["--server", server.url, "--ca", plane.certificates.crt("ca"), "--token-file", file, "--state", tmp_path / "none"]
-        done = subprocess.run([CANTLE, *map(str, flags), *words], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([CANTLE, *map(str, flags), *words], env=env, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     return run

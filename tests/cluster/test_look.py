@@ -20,7 +20,7 @@ def cantle(plane, tmp_path):
 
     def run(*words):
         words = [CANTLE, *words, "--kubeconfig", plane.kubeconfig()]
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
 
     def items(*words):
         done = run(*words, "-o", "json")
