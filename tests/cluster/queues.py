@@ -112,7 +112,8 @@ class Server:
 class Queues:
     """The chart's own Deployment, from the image that users build. The server has to listen where pods reach it."""
 
-    def __init__(self, plane, server, namespace, glue, replicas=1, lease="3s", is_awaited=True, **values):
+    def __init__(self, plane, server, namespace, glue, replicas=1, lease="15s", is_awaited=True, **values):
+        """A controller that can't renew its Lease within a third of `lease` does nothing meanwhile."""
         self.plane, self.server, self.namespace = plane, server, namespace
         controller = {"enabled": True, "namespace": namespace, "url": server.url, "secret": "keys", **values}
         # The hand-made nodes have no kubelet.
@@ -177,7 +178,8 @@ class Queues:
                 # It was about to go.
                 if error.code != 404:
                     raise
-        for path in self.things:
+        # A controller that was killed before it could release the Lease would keep the next one waiting.
+        for path in [*self.things, f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NAME}"]:
             self.plane.api.delete(path)
 
 

@@ -67,7 +67,8 @@ def test_a_queue_of_mig_instances(make_queues, server, start):
 def test_never_more_than_max_pods_while_replicas_are_killed(make_queues, server):
     """One of the controller's pods dies every other second, and once all die while two tasks run."""
     glue = {"queues": {"two": {"queueSettings": {"maxPods": 2}}}}
-    queues = make_queues(glue, replicas=REPLICAS)
+    # Short: the next replica waits for it whenever the leader was killed.
+    queues = make_queues(glue, replicas=REPLICAS, lease="6s")
     tasks, ends = [], []
     with Witness(queues, seed=9, every_s=2, all_at=2) as witness:
         # Where replicas start slowly, few are there to be killed: more tasks then.
@@ -117,7 +118,9 @@ def test_states_follow_pods(make_queues, server):
     assert server.wait(waits) == "stopped"
 
 
-def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane, worker):
+def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane, worker, request):
+    # Whatever happens: the tests after this one need the node.
+    request.addfinalizer(lambda: plane.api.merge(f"/api/v1/nodes/{worker.name}", {"spec": {"unschedulable": None}}))
     queues = make_queues({"queue": "q"})
     served = lambda: [queue["name"] for worker in server.api("workers.get_all")["workers"] for queue in worker["queues"]]
     wait_until(lambda: served() == ["q"], 60, queues.log)

@@ -46,7 +46,7 @@ def test_many_tasks_become_pods(plane, nodes, make_queues, server, capsys):
         list(threads.map(lambda n: server.submit(names[n % QUEUES], "true"), range(TASKS)))
     before = calls(plane)
     glue = {"queue": names, "basePodTemplate": {"nodeSelector": {"scale": "yes"}}}
-    queues = make_queues(glue, lease="15s", is_awaited=False)
+    queues = make_queues(glue, is_awaited=False)
     # Asked of ClearML's server, so that only the controller's calls of the API server are counted.
     running = lambda: server.api("tasks.get_all", status=["in_progress"], only_fields=["id"])["tasks"]
     wait_until(running, 120, queues.log)
