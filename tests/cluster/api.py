@@ -36,7 +36,7 @@ class Api:
         other.headers, other.connections = {"Authorization": f"Bearer {token}"}, threading.local()
         return other
 
-    def call(self, method, path, body=None, kind="application/json", timeout=30):
+    def call(self, method, path, body=None, kind="application/json", timeout=60):
         data = None if body is None else json.dumps(body).encode()
         code, text = self.exchange(method, path, data, {"Content-Type": kind, **self.headers}, timeout)
         try:

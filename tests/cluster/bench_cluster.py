@@ -55,7 +55,7 @@ def test_start_of_a_pod(plane, injector, start, namespace):
 def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_driver, namespace, gpus, nodes, pods):
     """The speed at which the stock scheduler places shares, and the injector's time for each pod."""
     api, driver, made = plane.api, make_driver(hand_made, gpus), []
-    slices = wait_until(lambda: whole_pool(driver), 60, driver.log)
+    slices = wait_until(driver.published, 60, driver.log)
     try:
         for at in range(nodes):
             name = f"bench-{at}"
@@ -93,7 +93,7 @@ def test_shares_in_a_cluster_of_eight_sizes(plane, injector, make_driver, namesp
             api.create("/api/v1/nodes", node(name))
             made.append(f"/api/v1/nodes/{name}")
             driver = make_driver(name, f"8x{size}")
-            slices = wait_until(lambda: whole_pool(driver), 60, driver.log)
+            slices = wait_until(driver.published, 60, driver.log)
             for at in range(100 // len(SIZES)):
                 api.create("/api/v1/nodes", node(f"{name}-{at}"))
                 made += [f"/api/v1/nodes/{name}-{at}", *(clone(api, slice, f"{name}-{at}") for slice in slices)]
@@ -138,12 +138,6 @@ def calls_per_second(plane, flags):
             program.stop()
             program.argv = argv
             program.start()
-
-
-def whole_pool(driver):
-    """The slices of a node, once all are there."""
-    slices = driver.slices()
-    return slices if len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"] else None
 
 
 def clone(api, slice, name):

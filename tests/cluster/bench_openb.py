@@ -16,7 +16,7 @@ import subprocess
 import pytest
 
 from api import node
-from bench_cluster import clone, whole_pool
+from bench_cluster import clone
 from chart import ROOT
 from driver import CANTLE
 from injector import pod
@@ -76,7 +76,7 @@ def part(plane, hand_made, make_driver, request):
         pytest.skip(f"the trace is not in {OPENB}")
     part = Part(SEED, GPUS, milli if request.param == "pods with GPUs" else lambda task: True)
     driver = make_driver(hand_made, f"{NODE_GPUS}xA100-40GB")
-    (slice,) = wait_until(lambda: whole_pool(driver), 60, driver.log)
+    (slice,) = wait_until(driver.published, 60, driver.log)
     plane.api.merge(f"/api/v1/nodes/{hand_made}", {"spec": {"unschedulable": True}})
     made = []
     for task in part.nodes:

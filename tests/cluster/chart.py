@@ -100,6 +100,18 @@ def is_served(api, path):
         return None
 
 
+def wait_denied(dry_run, words):
+    """Until a policy denies the call with these words. The API server looks for new policies once a second."""
+    def is_denied():
+        try:
+            dry_run()
+        except ApiError as error:
+            return words in str(error)
+        return False
+
+    wait_until(is_denied, 60, f"a policy that says: {words}")
+
+
 def remove_devices(api):
     """The slices that a former driver has published. The kubelet removes that half a minute later, for which one test waits."""
     slices = "/apis/resource.k8s.io/v1/resourceslices"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import urllib.request
 
 import yaml
@@ -104,13 +105,24 @@ class Scheduler:
         (port,) = free_ports(1)
         words = [f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}"]
         self.program = Program("cantle-scheduler", folder, [plane.programs / "kube-scheduler", *words])
+        self.over, self.keeper = threading.Event(), threading.Thread(target=self.keep, daemon=True)
 
     def start(self):
         self.extender.start()
         self.program.start()
+        self.keeper.start()
         return self
 
+    def keep(self):
+        """As a kubelet does: kube-scheduler ends when a machine is so busy that it cannot renew its Lease within ten seconds."""
+        while not self.over.wait(0.5):
+            if self.program.child.poll() is not None:
+                self.program.start()
+
     def stop(self):
+        self.over.set()
+        if self.keeper.is_alive():
+            self.keeper.join()
         self.program.stop()
         self.extender.program.stop()
 
@@ -143,6 +155,9 @@ class ClassicNode(Driver):
 
     def slices(self):
         return self.annotations().get(GPUS)
+
+    def published(self):
+        return self.slices()
 
     def registrations(self):
         return self.log().count("registered with the kubelet")

@@ -17,7 +17,7 @@ import image
 from api import PARTITIONED, RESOURCE, claim_template, node
 from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
-from injector import Injector
+from injector import Injector, end_pods
 from processes import wait_until
 from queues import Queues, Server
 from worker import KUBELET_DIR, Worker
@@ -81,7 +81,7 @@ def second_worker(programs, folder, plane, worker):
     made.mkdir()
     yield from run_worker(programs, made, plane, name="second")
     plane.api.delete("/api/v1/nodes/second")
-    shutil.rmtree(made)
+    shutil.rmtree(made, ignore_errors=True)
 
 
 def run_worker(programs, folder, plane, **which):
@@ -160,11 +160,8 @@ def namespace(plane, request, make_node):
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     wait_until(lambda: api.find(account), 60, "a service account of the namespace")
     yield name
-    for pod in api.items(f"/api/v1/namespaces/{name}/pods"):
-        at_once = 0 if pod["spec"].get("nodeName", "hand").startswith("hand") else 1
-        api.delete(f"/api/v1/namespaces/{name}/pods/{pod['metadata']['name']}", at_once)
-    wait_until(lambda: not api.items(f"/api/v1/namespaces/{name}/pods"), 60, "the end of all pods")
-    wait_until(lambda: not api.items(f"{RESOURCE}/namespaces/{name}/resourceclaims"), 60, "the end of all claims")
+    wait_until(lambda: end_pods(api, name), 180, lambda: [(pod["metadata"], pod["status"]) for pod in api.items(f"/api/v1/namespaces/{name}/pods")])
+    wait_until(lambda: not api.items(f"{RESOURCE}/namespaces/{name}/resourceclaims"), 120, "the end of all claims")
     api.delete(f"/api/v1/namespaces/{name}")
 
 

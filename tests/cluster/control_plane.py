@@ -135,6 +135,6 @@ class ControlPlane:
 
     def stop(self):
         for each in [*reversed(self.others), self.server, self.etcd]:
-            each.stop()
+            each.stop(15)
         if CALLS and self.audit_log.exists():
             rights.save(self.audit_log, CALLS)

@@ -35,7 +35,7 @@ class Driver:
 
         def serves():
             self.program.check()
-            return self.slices()
+            return self.published()
 
         wait_until(serves, 60, lambda: "no devices published:\n" + self.log())
         return self
@@ -43,6 +43,12 @@ class Driver:
     def slices(self):
         of_node = lambda each: each["spec"].get("nodeName") == self.node
         return [each for each in self.plane.api.items(f"{RESOURCE}/resourceslices") if of_node(each)]
+
+    def published(self):
+        """All slices of the node, or nothing while it writes them one by one."""
+        slices = self.slices()
+        pools = {(each["spec"]["pool"]["generation"], each["spec"]["pool"]["resourceSliceCount"]) for each in slices}
+        return slices if [count for _, count in pools] == [len(slices)] else None
 
     def devices(self):
         return {device["name"]: device for each in self.slices() for device in each["spec"].get("devices", [])}

@@ -17,5 +17,5 @@ def rows(shell, words="gpus.cantle.dev"):
 def wait_shown(shell, expected, log):
     """Until each GPU shows this: mode, free MiB, slices and health."""
     shown = lambda: [(row["MODE"], int(row["FREE"].removesuffix("Mi")), int(row["SLICES"]), row["HEALTH"]) for row in rows(shell)]
-    wait_until(lambda: shown() == expected, 30, lambda: f"{shown()}, and not {expected}\n{log()}")
+    wait_until(lambda: shown() == expected, 120, lambda: f"{shown()}, and not {expected}\n{log()}")
     return rows(shell)

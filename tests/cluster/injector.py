@@ -22,6 +22,8 @@ class Injector:
         self.things = [t for t in things if t["kind"] not in ("Deployment", "Service", "PodDisruptionBudget")]
         for webhook in next(t for t in things if t["kind"] == "MutatingWebhookConfiguration")["webhooks"]:
             webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self.port}/mutate"}
+            # The most there is: the API server of a busy machine has no answer in the chart's five seconds, and refuses the pod.
+            webhook["timeoutSeconds"] = 30
         self.flags = flags
 
     def start(self):
@@ -42,7 +44,7 @@ class Injector:
         wait_until(self.is_called, 60, "a call of the API server")
 
     def observe(self, path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.observe_port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.observe_port}{path}", timeout=30) as answer:
             return answer.read().decode()
 
     def is_ready(self):
@@ -53,13 +55,7 @@ class Injector:
             return False
 
     def is_called(self):
-        probe = pod({"clearml-injector/fraction": "0.125"})
-        try:
-            return "cantle.dev/slice" in self.dry_run(probe)["metadata"]["labels"]
-        except ApiError as error:
-            if "failed calling webhook" in str(error):
-                return False
-            raise
+        return is_injected(self.plane.api)
 
     def dry_run(self, thing, namespace="default"):
         return self.plane.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", thing)
@@ -70,6 +66,45 @@ class Injector:
     def remove(self):
         self.stop()
         chart.delete(self.plane.api, self.things)
+        # It takes the same moment to forget it: the pods of a next test would be refused.
+        wait_until(lambda: is_injected(self.plane.api) is None, 60, "the end of the API server's calls")
+
+
+def is_injected(api):
+    """Does an injector answer the API server's calls? None if the API server makes none."""
+    try:
+        labels = api.create("/api/v1/namespaces/default/pods?dryRun=All", pod({"clearml-injector/fraction": "0.125"}))["metadata"]["labels"]
+    except ApiError as error:
+        if "failed calling webhook" in str(error):
+            return False
+        raise
+    return "cantle.dev/slice" in labels or None
+
+
+def wait_called(api):
+    """Where the injector is a service: until the API server finds all of its pods there, and no other. A pod may be ready a moment before."""
+    pods = f"/api/v1/namespaces/{chart.NAMESPACE}/pods?labelSelector=app.kubernetes.io/component%3Dwebhook"
+    slices = f"/apis/discovery.k8s.io/v1/namespaces/{chart.NAMESPACE}/endpointslices?labelSelector=kubernetes.io/service-name%3D{NAME}"
+
+    def is_current():
+        endpoints = [endpoint for each in api.items(slices) for endpoint in each.get("endpoints") or [] if endpoint["conditions"].get("ready")]
+        known = {address for endpoint in endpoints for address in endpoint["addresses"]}
+        return known and known == {each["status"].get("podIP") for each in api.items(pods)}
+
+    wait_until(lambda: is_current() and is_injected(api), 120, lambda: (api.items(slices), api.items(pods)))
+
+
+def end_pods(api, namespace):
+    """Ends the pods of a namespace; true once none is left. To be called again and again: a controller that has not heard of its end yet
+    makes new ones."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    left = api.items(path)
+    for each in left:
+        # Nobody runs pods on hand-made nodes.
+        is_run = not each["spec"].get("nodeName", "hand").startswith("hand")
+        if not is_run or each["metadata"].get("deletionGracePeriodSeconds", 30) > 1:
+            api.delete(f"{path}/{each['metadata']['name']}", 1 if is_run else 0)
+    return not left
 
 
 def pod(labels=None, annotations=None, limits=None, name="p"):

@@ -113,6 +113,6 @@ def killed_past_its_slice(pods, node):
     create(pods, LABELED, "uncovered", "variable")
     states = lambda: pods.get("uncovered")["status"].get("containerStatuses", [])
     ended = lambda: next((each["lastState"]["terminated"] for each in states() if each["lastState"]), None)
-    wait_until(ended, 90, lambda: (pods.get("uncovered")["status"], node.log()))
+    wait_until(ended, 180, lambda: (pods.get("uncovered")["status"], node.log()))
     assert ended()["exitCode"] == 137
-    wait_until(lambda: f"libcuda.so.{NEWER}" in node.log(), 30, node.log)
+    wait_until(lambda: f"libcuda.so.{NEWER}" in node.log(), 60, node.log)

@@ -72,7 +72,8 @@ class Program:
             self.child.kill()
             self.child.wait()
 
-    def stop(self, seconds=15):
+    def stop(self, seconds=60):
+        """What a program does at its end is a part of what is tested: it has the time for that, however busy the machine is."""
         if self.child is None or self.child.poll() is not None:
             return
         self.child.terminate()

@@ -13,6 +13,7 @@ import classic
 from api import RESOURCE, node
 from chart import NAMESPACE, ROOT
 from driver import leases
+from injector import wait_called
 from page import Page, Shell
 from processes import wait_until
 from documented import LABELED
@@ -65,8 +66,9 @@ def installed(plane, shell, command, pods):
         return " ".join(f"--set-string {part}.podAnnotations.version={version}" for part in PARTS)
 
     def wait_up(version):
-        wait_until(lambda: all_up(api, pods, version), 180, lambda: what_is_wrong(api))
+        wait_until(lambda: all_up(api, pods, version), 300, lambda: what_is_wrong(api))
         wait_until(lambda: all(bundles(api)), 60, lambda: what_is_wrong(api))
+        wait_called(api)
 
     def upgrade(version):
         shell.run(f"helm upgrade cantle charts/cantle --namespace {NAMESPACE} --reuse-values {of(version)}")
@@ -141,7 +143,7 @@ def no_device_that_the_node_has_not(api, shell):
     patch = json.dumps([{"op": "test", "path": place, "value": "--driver-files-dir=/opt/cantle/lib/driver"}, {"op": "replace", "path": place, "value": value}])
     shell.run(f"kubectl patch daemonset cantle-node --namespace {NAMESPACE} --type json --patch '{patch}'")
     said = lambda: shell.run(f"kubectl logs daemonset/cantle-node --namespace {NAMESPACE} --container node || true")
-    wait_until(lambda: "does not have what a pod with a slice gets" in said(), 120, lambda: said() + what_is_wrong(api))
+    wait_until(lambda: "does not have what a pod with a slice gets" in said(), 180, lambda: (said(), what_is_wrong(api)))
     devices = lambda: [device for each in api.items(f"{RESOURCE}/resourceslices") for device in each["spec"].get("devices", [])]
     wait_until(lambda: not devices(), 60, lambda: f"{devices()}\n{said()}")
 

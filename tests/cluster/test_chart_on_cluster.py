@@ -53,8 +53,10 @@ def test_install_upgrade_uninstall(plane, namespace, tmp_path):
             finally:
                 helm.uninstall("cantle")
         wait_until(lambda: not left(plane), 60, lambda: left(plane))
+        # On a worker that has the image they run, and would be in the way of the next test.
+        wait_until(lambda: not plane.api.items(f"/api/v1/namespaces/{NAMESPACE}/pods"), 120, "the end of the chart's pods")
         templates = lambda: plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates")
-        wait_until(lambda: not templates(), 60, lambda: f"claim templates stay: {templates()}")
+        wait_until(lambda: not templates(), 120, lambda: f"claim templates stay: {templates()}")
     finally:
         chart.create(plane.api, chart.standing())
 

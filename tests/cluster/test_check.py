@@ -15,7 +15,7 @@ from processes import wait_until
 def check(plane, folder):
     words = [CANTLE, "check", "kubernetes", "--kubeconfig", plane.kubeconfig(), "-o", "json"]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 7), done.stderr
     found = {}
     for each in json.loads(done.stdout)["items"]:
@@ -83,6 +83,6 @@ def test_nodes_with_limits_of_kai_are_refused(plane, hand_made, make_driver, tmp
     before.stop()
     before.program.start()
     with pytest.raises(AssertionError, match="ended with 8"):
-        wait_until(before.program.check, 30, before.log)
+        wait_until(before.program.check, 60, before.log)
     last = before.log().strip().splitlines()[-1]
     assert f"node {hand_made} has condition gpu-fractioning.nvidia.com/Ready" in last, last

@@ -91,9 +91,7 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
     assert pods.said("half")["total"] == 40 << 10
     before = pods.get("half")["status"]["containerStatuses"][0]["containerID"]
     (lease,) = node.leases()
-    worker.kubelet.kill()
-    worker.kubelet.start()
-    wait_until(worker.is_ready, 60, worker.kubelet.log)
+    worker.restart_kubelet()
     node.wait_registered(2)
     pods.ask("quarter", "0.250")
     assert pods.said("quarter")["total"] == 20 << 10
@@ -190,7 +188,7 @@ def test_gpus_change_between_shares_and_instances(pods, on_worker, label):
         return pods.get(name)["status"]["phase"] == "Running"
 
     def starts(name):
-        wait_until(lambda: running(name), 90, lambda: (pods.get(name)["status"], node.log()))
+        wait_until(lambda: running(name), 180, lambda: (pods.get(name)["status"], node.log()))
 
     pods.ask("stays", "0.500")
     starts("stays")

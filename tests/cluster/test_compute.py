@@ -18,13 +18,15 @@ def test_shares_of_compute_hold(plane, start, injector, namespace):
     driver = start("1xA100-40GB", "--observe-listen", f"127.0.0.1:{port}")
 
     def value(name):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            return sample(answer.read().decode(), f"cantle_driver_compute_{name}", namespace=namespace, pod="most")[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            # The driver omits what it can't read, and the share of a second in which the pod used nothing.
+            found = sample(answer.read().decode(), f"cantle_driver_compute_{name}", namespace=namespace, pod="most")
+            return found[0] if found else 0
 
     def metrics():
-        assert value("request_ratio") == 0.75
-        wait_until(lambda: 0.65 <= value("share_ratio") <= 0.85, 20, lambda: value("share_ratio"))
-        assert value("seconds_total") > 1 and value("wait_seconds_total") > 0
+        wait_until(lambda: value("request_ratio") == 0.75, 60, lambda: value("request_ratio"))
+        wait_until(lambda: 0.65 <= value("share_ratio") <= 0.85, 60, lambda: value("share_ratio"))
+        wait_until(lambda: value("seconds_total") > 1 and value("wait_seconds_total") > 0, 60, lambda: value("seconds_total"))
 
     shares.shares_hold(Pods(plane.api, namespace), driver, metrics)
 
@@ -40,7 +42,7 @@ def test_tasks_of_queues_have_their_share(make_queues, server, injector, start):
     asked = {"most": {"compute": "fair", "compute_request": "0.75"}, "rest": {"compute": "fair"}}
     tasks = {name: server.submit("quarter", *LAUNCH, name, cantle=words) for name, words in asked.items()}
     for task in tasks.values():
-        wait_until(lambda: "total" in server.log_of(task), 120, lambda: server.message(task) + driver.log())
+        wait_until(lambda: "total" in server.log_of(task), 240, lambda: server.message(task) + driver.log())
         assert server.log_of(task).split()[1] == str(10 << 10), "memory as its queue says"
     annotations = queues.pod_of(tasks["most"])["metadata"]["annotations"]
     assert annotations["cantle.dev/compute-request"] == "0.75"
@@ -49,9 +51,9 @@ def test_tasks_of_queues_have_their_share(make_queues, server, injector, start):
     def divided():
         had = shares.had_by_words(driver, *tasks)
         parts.append(had)
-        return 0.7 <= had[0] / sum(had) <= 0.8
+        return 0.7 <= shares.part_of_first(had) <= 0.8
 
-    wait_until(divided, 20, lambda: (parts, driver.log()))
+    wait_until(divided, 60, lambda: (parts, driver.log()))
     third = server.submit("quarter", "true", cantle={"compute": "strict"})
     wait_until(lambda: "waits" in server.message(third), 60, lambda: server.message(third))
     refused = server.submit("none", "true", cantle={"compute": "fair"})

@@ -5,7 +5,6 @@ runtime: only its slice holds a pod back."""
 import pytest
 import yaml
 
-from api import ApiError
 from documented import LABELED, MIG
 from processes import wait_until
 from test_pods import FILL, OUT_OF_MEMORY, Pods, used
@@ -68,14 +67,6 @@ class Documented(Pods):
         self.api.create(self.path, thing)
         return self.said(thing["metadata"]["name"])
 
-    def log(self, name):
-        try:
-            return self.api.get(f"{self.path}/{name}/log")
-        except ApiError as refused:
-            # Its container is being made, for the first time or once more; or (404) its kubelet does not know the pod yet.
-            assert refused.code in (400, 404), refused
-            return ""
-
 
 @pytest.fixture
 def pods(start, plane, injector, namespace):
@@ -121,6 +112,9 @@ def test_an_image_with_a_limit(pods, start, built_images):
     context = 512 << 20
     expected = f"Free GPU Memory: (free, global) {(8 * GIB - context, 8 * GIB)}\n"
     wait_until(lambda: pods.log("train-pod") == expected, 90, lambda: (pods.log("train-pod"), pods.get("train-pod")["status"]))
+    # Its program ends and starts again, with a context each time.
+    pods.delete("train-pod")
+    pods.wait_gone("train-pod")
     held(pods.fill(LIMITED, "greedy"), 8 << 10)
     assert used(driver) <= 8 * GIB
     assert pods.fill(PLAIN)["taken"] > 30 << 10, "negative control"

@@ -64,7 +64,7 @@ def allocated(plane, namespace, count):
         return claims if len(claims) == count else None
 
     pods = lambda: [(p["metadata"]["name"], p["status"].get("conditions")) for p in plane.api.items(f"/api/v1/namespaces/{namespace}/pods")]
-    claims = wait_until(all_of_them, 60, lambda: (claims_of(plane, namespace), pods()))
+    claims = wait_until(all_of_them, 120, lambda: (claims_of(plane, namespace), pods()))
     return {c["metadata"]["ownerReferences"][0]["name"]: c["status"]["allocation"]["devices"]["results"] for c in claims}
 
 
@@ -130,7 +130,8 @@ def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_
         allocated(plane, namespace, 1)
     says = lambda: [c for c in plane.api.get(f"{pods}/waits")["status"].get("conditions", []) if c.get("reason") == "Unschedulable"]
     wait_until(says, 60, lambda: plane.api.get(f"{pods}/waits"))
-    of = lambda name: next(c for c in claims_of(plane, namespace) if c["metadata"]["ownerReferences"][0]["name"] == name)
+    of = lambda name: next((c for c in claims_of(plane, namespace) if c["metadata"]["ownerReferences"][0]["name"] == name), None)
+    wait_until(lambda: of("waits"), 60, "its first claim")
     before = {name: of(name)["metadata"] for name in ["first", "waits"]}
     plane.api.create("/api/v1/nodes", node(later))
     try:
@@ -166,10 +167,10 @@ def test_a_template_of_somebody_else_is_never_used(plane, injector, hand_made, m
             return None
 
     try:
-        wait_until(is_made, 30, "the end of the policy")
+        wait_until(is_made, 60, "the end of the policy")
     finally:
         plane.api.create(bindings, {"metadata": {"name": "cantle-webhook-templates"}, "spec": kept["spec"]})
-    wait_until(lambda: not plane.api.items(templates), 30, lambda: plane.api.items(templates))
+    wait_until(lambda: not plane.api.items(templates), 60, lambda: plane.api.items(templates))
     make_driver(hand_made, "2xA100-40GB")
     plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod({LABEL: "0.125"}, name="eighth"))
     [share] = allocated(plane, namespace, 1)["eighth"]

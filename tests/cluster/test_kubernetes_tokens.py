@@ -63,7 +63,7 @@ def as_account(server, plane, tmp_path):
         file.write_text(token)
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
         flags = ["--server", server.url, "--ca", plane.certificates.crt("ca"), "--token-file", file, "--state", tmp_path / "none"]
-        done = subprocess.run([CANTLE, *map(str, flags), *words], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([CANTLE, *map(str, flags), *words], env=env, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -78,6 +78,8 @@ def test_a_service_account_is_a_user(plane, server, reviewer, as_account, namesp
     submit = ["submit", "--queue", "default", "--project", "P", "--", "true"]
     server.api("cantle.set_quota", project="P", quota={"gpu": {"deserved": 1000, "weight": 1}})
 
+    # The rights of the server's account are new: for a moment it may not review tokens.
+    wait_until(lambda: "does not review tokens" not in as_account(token, *submit)[1], 60, "the right to review tokens")
     code, said = as_account(token, *submit)
     assert code == 4 and f"system:serviceaccount:{namespace}:ci" in said, f"known, and without rights: {said}"
     server.api("cantle.set_role", who=f"group:system:serviceaccounts:{namespace}", role="member", project="P")
@@ -93,7 +95,7 @@ def test_a_service_account_is_a_user(plane, server, reviewer, as_account, namesp
     gone = token_of(api, namespace, "gone")
     assert as_account(gone, "tasks")[0] == 0
     api.delete(f"{account}/gone")
-    wait_until(lambda: as_account(gone, "tasks")[0] == 4, 60, "an account that is gone has a token that is none")
+    wait_until(lambda: as_account(gone, "tasks")[0] == 4, 120, "an account that is gone has a token that is none")
     # Without the right to review, the server takes no token that it does not know.
     api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cantle-server")
     other = token_of(api, namespace, "default")
@@ -133,7 +135,7 @@ def test_the_controller_needs_no_keys(plane, server, make_queues, namespace):
         assert "CLEARML_API_SECRET_KEY" not in json.dumps(controller)
         task = server.submit("plain", "python3", "-c", CALL)
         assert server.wait(task) == "completed", queues.log()
-        wait_until(lambda: "healthy 200" in server.log_of(task), 30, lambda: server.log_of(task))
+        wait_until(lambda: "healthy 200" in server.log_of(task), 60, lambda: server.log_of(task))
     finally:
         for where in [NAMESPACE, namespace]:
             plane.api.delete(f"/api/v1/namespaces/{where}/configmaps/authorities")

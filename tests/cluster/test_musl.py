@@ -48,4 +48,4 @@ def test_an_image_of_musl_is_refused_with_the_reason(plane, worker, make_node, i
     pods.wait_running("plain")
     create("slice", {"clearml-injector/fraction": "0.500"})
     said = lambda: str(pods.get("slice")["status"].get("containerStatuses"))
-    wait_until(lambda: "the image has musl and no glibc" in said(), 60, said)
+    wait_until(lambda: "the image has musl and no glibc" in said(), 120, said)

@@ -23,24 +23,25 @@ def fresh(plane, worker, built_images):
     api, namespace = plane.api, f"/api/v1/namespaces/{chart.NAMESPACE}"
     chart.delete(api, chart.standing())
     api.delete(namespace)
-    wait_until(lambda: api.find(namespace) is None, 60, "the end of cantle's namespace")
+    wait_until(lambda: api.find(namespace) is None, 180, "the end of cantle's namespace")
     worker.ctr("images", "tag", "localhost/cantle-test:1", NVIDIA)
     worker.with_gpus("1xA100-40GB")
     yield plane
     for name in ["cantle-tasks", chart.NAMESPACE]:
         api.delete(f"/api/v1/namespaces/{name}")
-        wait_until(lambda: api.find(f"/api/v1/namespaces/{name}") is None, 120, f"the end of {name}")
+        wait_until(lambda: api.find(f"/api/v1/namespaces/{name}") is None, 180, f"the end of {name}")
     api.create("/api/v1/namespaces", {"metadata": {"name": chart.NAMESPACE}})
     chart.create(api, chart.standing())
     chart.remove_devices(api)
 
 
-def first_pod(page, shell):
+def first_pod(api, page, shell):
     """From the empty cluster to a pod with half a GPU."""
     page.next("pod with a label ──► injector")
     # Built once for all tests, with the base that is here (built.py).
     assert "docker build -f images/cantle/Dockerfile" in page.next("make build")
     shell.run(page.next("kubectl label nodes"), NODE="worker")
+    injector.wait_called(api)
     shell.run(page.next("kubectl --namespace cantle-system rollout"))
     shell.write("half.yaml", page.next("apiVersion: v1\nkind: Pod"))
     assert "20480MiB" in shell.run(page.next("kubectl apply -f half.yaml")), "half of 40 GiB"
@@ -100,7 +101,7 @@ def queues(page, shell, server):
     for queue, mib in {"default0500": HALF_MIB, "default0250": HALF_MIB // 2}.items():
         command = ["sh", "-c", "nvidia-smi --query-gpu=memory.total --format=csv,noheader"]
         task = server.submit(queue, *command, container={"image": "localhost/cantle-test:1"})
-        assert server.wait(task, seconds=180) == "completed", server.message(task) + server.log_of(task)
+        assert server.wait(task) == "completed", server.message(task) + server.log_of(task)
         assert f"{mib} MiB" in server.log_of(task), server.log_of(task)
     # An authority, and a controller without keys: test_kubernetes_tokens.py has both.
     page.next("queueController:\n  url: https://gpu1:8008")
@@ -111,7 +112,7 @@ def queues(page, shell, server):
     shell.run("helm upgrade cantle charts/cantle --namespace cantle-system --reuse-values --wait -f weighted.yaml")
     command = ["sh", "-c", "nvidia-smi --query-gpu=memory.total --format=csv,noheader"]
     task = server.submit("weighted", *command, container={"image": "localhost/cantle-test:1"})
-    assert server.wait(task, seconds=180) == "completed", server.message(task) + server.log_of(task)
+    assert server.wait(task) == "completed", server.message(task) + server.log_of(task)
     assert f"{HALF_MIB // 2} MiB" in server.log_of(task), server.log_of(task)
     # What a task's message looks like.
     page.next("waiting: needs 0.5 GPU")
@@ -130,7 +131,7 @@ def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
     page, shell = Page("kubernetes.md"), Shell(fresh, programs, tmp_path)
     server = Server(tmp_path)
     try:
-        first_pod(page, shell)
+        first_pod(api, page, shell)
         compute(page, shell)
         look(page, shell, fresh.kubeconfig())
         # As the injector leaves one that it dies over.
@@ -154,11 +155,11 @@ def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
         shell.run("kubectl delete --ignore-not-found resourceclaimtemplate/gpu-10g resourceclaimtemplate/weighted quota/gpus pod/half pod/weighted pod/own pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
         shell.run("kubectl delete --ignore-not-found clusterrole/cantle-view clusterrolebinding/cantle-view; kubectl label nodes worker nvidia.com/gpu.present-")
     left = lambda: [each["metadata"]["name"] for each in api.items(f"{RESOURCE}/resourceclaimtemplates")]
-    wait_until(lambda: not left(), 60, left)
+    wait_until(lambda: not left(), 120, left)
 
 
 def server_end(api, server):
     """No pod of a task stays, which would need the controller to go."""
     tasks = lambda: api.items("/api/v1/namespaces/cantle-tasks/pods")
-    wait_until(lambda: not tasks(), 60, lambda: [pod["metadata"]["name"] for pod in tasks()])
+    wait_until(lambda: not tasks(), 120, lambda: [pod["metadata"]["name"] for pod in tasks()])
     server.close()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from api import PARTITIONED, RESOURCE, pod
+from api import PARTITIONED, RESOURCE, ApiError, pod
 from processes import wait_until
 
 FILL = """
@@ -43,10 +43,10 @@ class Pods:
         self.api.delete(f"{self.path}/{name}", 1)
 
     def wait_gone(self, name):
-        wait_until(lambda: self.api.find(f"{self.path}/{name}") is None, 60, f"the end of {name}")
+        wait_until(lambda: self.api.find(f"{self.path}/{name}") is None, 120, f"the end of {name}")
 
     def wait_running(self, name):
-        wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 90, lambda: self.get(name)["status"])
+        wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 180, lambda: self.get(name)["status"])
 
     def device(self, name):
         """The scheduler's allocation."""
@@ -61,10 +61,18 @@ class Pods:
         told = [each for of in container.get("allocatedResourcesStatus", []) for each in of["resources"]]
         return told[0]["health"] if told else None
 
+    def log(self, name):
+        try:
+            return self.api.get(f"{self.path}/{name}/log")
+        except ApiError as refused:
+            # Its container is being made, for the first time or once more; or (404) its kubelet does not know the pod yet.
+            assert refused.code in (400, 404), refused
+            return ""
+
     def said(self, name):
         """The pod's first line, as a dict of its words."""
         self.wait_running(name)
-        log = wait_until(lambda: self.api.get(f"{self.path}/{name}/log"), 60, lambda: self.get(name)["status"])
+        log = wait_until(lambda: self.log(name), 60, lambda: self.get(name)["status"])
         words = log.split()
         return {words[at]: int(words[at + 1]) for at in range(0, 6, 2)}
 
@@ -198,15 +206,13 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, start, worker):
     pods.create("half", "half")
     assert pods.said("half")["total"] == 40 << 10
     before = (driver.leases(), used(driver), pods.get("half")["status"]["containerStatuses"][0]["containerID"])
-    worker.kubelet.kill()
-    worker.kubelet.start()
-    wait_until(worker.is_ready, 60, worker.kubelet.log)
-    wait_until(lambda: driver.log().count("registered with the kubelet") == 2, 60, driver.log)
+    worker.restart_kubelet()
+    wait_until(lambda: driver.log().count("registered with the kubelet") >= 2, 60, driver.log)
     pods.create("quarter", "quarter")
     assert pods.said("quarter")["code"] == OUT_OF_MEMORY
     status = pods.get("half")["status"]["containerStatuses"][0]
     assert (status["containerID"], status["restartCount"]) == (before[2], 0)
-    assert driver.leases()[0] in before[0] or driver.leases()[1] in before[0]
+    assert len(driver.leases()) == 2 and set(before[0]) < set(driver.leases())
 
 
 def test_the_next_driver_takes_over(pods, start):
@@ -224,4 +230,4 @@ def test_the_next_driver_takes_over(pods, start):
     driver.start()
     assert spec.exists() and len(driver.leases()) == 1
     pods.delete("half")
-    wait_until(lambda: not driver.leases() and not spec.exists(), 60, driver.log)
+    wait_until(lambda: not driver.leases() and not spec.exists(), 120, driver.log)

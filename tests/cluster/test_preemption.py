@@ -43,7 +43,7 @@ class Team:
 
     def wait_running(self, *names):
         for name in names:
-            wait_until(lambda: self.is_running(name), 90, lambda: f"{self.get(name)}\n{self.injector.program.log()[-3000:]}")
+            wait_until(lambda: self.is_running(name), 180, lambda: f"{self.get(name)}\n{self.injector.program.log()[-3000:]}")
 
     def has_waited(self, name):
         """kube-scheduler has tried it, and cantle has said what it lacks."""
@@ -84,7 +84,7 @@ def test_the_lowest_pod_that_is_enough_goes(team, start):
     team.create("high", "0.500", "test-high")
     team.wait_running("high")
     assert team.is_running("middle"), "one victim was enough"
-    wait_until(lambda: team.get("low") is None, 30, lambda: team.get("low"))
+    wait_until(lambda: team.get("low") is None, 60, lambda: team.get("low"))
     assert team.get("equal")["status"]["phase"] == "Pending"
     # The outside witness.
     assert len(driver.leases()) == 2
@@ -105,17 +105,17 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     team.api.create(replicas, {"metadata": {"name": "low"}, "spec": spec})
     low = lambda: [each["metadata"]["name"] for each in team.api.items(f"{team.path}?labelSelector=app%3Dlow")]
     running = lambda: [name for name in low() if team.is_running(name)]
-    wait_until(lambda: len(running()) == 4, 90, running)
+    wait_until(lambda: len(running()) == 4, 180, running)
     first = set(low())
 
     team.create("high", "1.000", "test-high")
     team.wait_running("high")
-    wait_until(lambda: not first & set(low()), 30, low)
+    wait_until(lambda: not first & set(low()), 60, low)
     assert not running(), "all four had to go, and others wait in their place"
     evicted = [name for name in first if team.said("Preempted", name)]
     assert len(evicted) == 4 and len(team.said("Preempting", "high")) == 4, "each of them once, and none twice"
     team.api.delete(f"{team.path}/high", 1)
-    wait_until(lambda: len(running()) == 4, 90, running)
+    wait_until(lambda: len(running()) == 4, 180, running)
 
 
 def test_a_disruption_budget_holds(team, start):

@@ -46,7 +46,7 @@ def test_many_tasks_become_pods(plane, nodes, make_queues, server, capsys):
         list(threads.map(lambda n: server.submit(names[n % QUEUES], "true"), range(TASKS)))
     before = calls(plane)
     glue = {"queue": names, "basePodTemplate": {"nodeSelector": {"scale": "yes"}}}
-    queues = make_queues(glue, lease="15s", is_awaited=False)
+    queues = make_queues(glue, is_awaited=False)
     # Asked of ClearML's server, so that only the controller's calls of the API server are counted.
     running = lambda: server.api("tasks.get_all", status=["in_progress"], only_fields=["id"])["tasks"]
     wait_until(running, 120, queues.log)
@@ -57,6 +57,6 @@ def test_many_tasks_become_pods(plane, nodes, make_queues, server, capsys):
     with capsys.disabled():
         print(f"\n{TASKS} tasks, {QUEUES} queues, {NODES} nodes: {TASKS / seconds:.0f} tasks/s to pods, ", end="")
         print(f"{per_task:.1f} API calls per task, {memory:.0f} MiB")
-    wait_until(lambda: sum(map(occupied, queues.pods())) == TASKS, 60, queues.log)
+    wait_until(lambda: sum(map(occupied, queues.pods())) == TASKS, 120, queues.log)
     assert len({pod["metadata"]["name"] for pod in queues.pods()}) == TASKS, "one each"
     assert per_task < 10 and memory <= 100

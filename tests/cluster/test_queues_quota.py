@@ -46,13 +46,19 @@ def is_on_node(server, task):
 
 def wait_running(server, tasks, queues):
     seen = lambda: "\n".join(server.message(task) for task in tasks) + queues.log()
-    wait_until(lambda: all(is_on_node(server, task) for task in tasks), 120, seen)
+    wait_until(lambda: all(is_on_node(server, task) for task in tasks), 240, seen)
 
 
 def wait_states(server, tasks, wanted, queues):
     """A task that makes room goes back when its pod has ended and all of the pod's log has come."""
     states = lambda: sorted(server.status(task) for task in tasks)
-    wait_until(lambda: states() == wanted, 60, lambda: f"{states()}\n{queues.log()}")
+    wait_until(lambda: states() == wanted, 180, lambda: f"{states()}\n{queues.log()}")
+
+
+def wait_held(projects, **milli):
+    """What the server counts for each project."""
+    held = lambda: {name: projects.held_milli(name) for name in milli}
+    wait_until(lambda: held() == milli, 60, held)
 
 
 def stop(server, queues, tasks):
@@ -61,7 +67,7 @@ def stop(server, queues, tasks):
         if server.status(task) not in FINAL:
             server.api("tasks.stop", task=task)
     ours = lambda: [each for each in queues.pods() if "clearml-task-id" in each["metadata"].get("labels", {})]
-    wait_until(lambda: not ours(), 60, queues.log)
+    wait_until(lambda: not ours(), 180, queues.log)
 
 
 @pytest.mark.dra("Quotas of projects lend and take back")
@@ -72,8 +78,9 @@ def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(4)]
     more = projects.submit("a", "half", "sh", "-c", TIDY)
     wait_running(server, lent, queues)
-    assert projects.held_milli("a") == 2000, "over its quota, as nobody else needs it"
-    wait_until(lambda: "project a holds 2 GPUs" in server.message(more), 30, lambda: server.message(more))
+    # Over its quota, as nobody else needs it.
+    wait_held(projects, a=2000)
+    wait_until(lambda: "project a holds 2 GPUs" in server.message(more), 60, lambda: server.message(more))
     assert queues.pod_of(more) is None, "it waits in its queue, not as a pod"
 
     began = time.monotonic()
@@ -84,11 +91,11 @@ def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     back = [task for task in lent if server.status(task) == "queued"]
     for task in back:
         assert server.log_of(task).count("tidied") == 1, "it had its grace, and goes back with all of its log: " + server.log_of(task)
-        wait_until(lambda: "waiting: " in server.message(task), 30, lambda: server.message(task))
+        wait_until(lambda: "waiting: " in server.message(task), 60, lambda: server.message(task))
     reasons = [event["message"] for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
     assert len(reasons) == 2 and all("reclaimed by project b" in reason for reason in reasons), reasons
-    assert (projects.held_milli("a"), projects.held_milli("b")) == (1000, 1000)
-    assert len(driver.leases()) == 3, "two halves and a whole"
+    wait_held(projects, a=1000, b=1000)
+    wait_until(lambda: len(driver.leases()) == 3, 60, "two halves and a whole")
 
     server.api("tasks.stop", task=owner)
     wait_running(server, lent, queues)
@@ -105,32 +112,32 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     stranger["metadata"]["labels"] = WHOLE["labels"]
     plane.api.create(path, stranger)
     phase = lambda: plane.api.get(f"{path}/stranger")["status"]["phase"]
-    wait_until(lambda: phase() == "Running", 90, phase)
+    wait_until(lambda: phase() == "Running", 180, phase)
     queues = make_queues(GLUE)
     projects = Projects(server, a={"gpu": 0.5}, b={"gpu": 0.5})
     lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(3)]
     wait_running(server, lent[:2], queues)
     words = lambda: server.message(lent[2])
-    wait_until(lambda: "waiting: " in words(), 30, words)
+    wait_until(lambda: "waiting: " in words(), 60, words)
     assert queues.pod_of(lent[2]) is None, "the stranger's GPU is no room"
 
     owner = projects.submit("b", "half", "sleep", "600")
     reclaimed = lambda: [event for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
-    wait_until(reclaimed, 60, queues.log)
+    wait_until(reclaimed, 120, queues.log)
     queues.kill(queues.ready()[:1])
     wait_running(server, [owner], queues)
     print("\nreclaimed through the end of the controller")
     assert len(reclaimed()) == 1
     wait_states(server, lent, ["in_progress", "queued", "queued"], queues)
     times = lambda: [server.log_of(task).count("begun") for task in lent[:2]]
-    wait_until(lambda: times() == [1, 1], 30, lambda: f"each has run once: {times()}")
+    wait_until(lambda: times() == [1, 1], 60, lambda: f"each has run once: {times()}")
     assert phase() == "Running", "nobody stops a stranger's pod"
 
     projects.set("a", 0.5, limit=0.5)
     server.api("tasks.stop", task=owner)
     waits = [task for task in lent if server.status(task) == "queued"]
     told = lambda: "\n".join(server.message(task) for task in waits)
-    wait_until(lambda: "its limit is 0.5 GPU" in told(), 60, told)
+    wait_until(lambda: "its limit is 0.5 GPU" in told(), 120, told)
     # The kubelet still ends their former pod.
     made = [new for task in waits if (new := queues.pod_of(task)) and "deletionTimestamp" not in new["metadata"]]
     assert not made
@@ -145,10 +152,11 @@ def test_instances_of_mig_count_by_their_slices(make_queues, server, start):
     projects = Projects(server, a={"gpu": 0.5}, b={"gpu": 0.5})
     lent = [projects.submit("a", "mig", "sleep", "600") for _ in range(2)]
     wait_running(server, lent, queues)
-    wait_until(lambda: projects.held_milli("a") == 1000, 30, "4 of 8 memory slices each")
+    # 4 of 8 memory slices each.
+    wait_held(projects, a=1000)
     owner = projects.submit("b", "mig", "sleep", "600")
     wait_running(server, [owner], queues)
     wait_states(server, lent, ["in_progress", "queued"], queues)
-    wait_until(lambda: (projects.held_milli("a"), projects.held_milli("b")) == (500, 500), 30, "what both hold")
+    wait_held(projects, a=500, b=500)
     assert [each["profile"] for each in driver.truth()[0]["mig"]] == ["3g.40gb"] * 2
     stop(server, queues, [*lent, owner])

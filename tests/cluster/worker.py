@@ -1,5 +1,6 @@
 """A worker node: containerd and kubelet, as they are, on a machine of their own."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -146,11 +147,25 @@ class Worker:
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
 
     def is_ready(self):
+        return any(each["status"] == "True" for each in self.readiness())
+
+    def readiness(self):
+        """What the node says of it: one condition, or none yet."""
         self.containerd.check()
         self.kubelet.check()
         node = self.plane.api.find(f"/api/v1/nodes/{self.name}")
         conditions = node["status"].get("conditions", []) if node else []
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return [each for each in conditions if each["type"] == "Ready"]
+
+    def restart_kubelet(self):
+        """Ends it without any grace. What the node says before the next one has spoken is the word of the former."""
+        before = self.readiness()
+        self.kubelet.kill()
+        # A heartbeat has whole seconds.
+        time.sleep(1)
+        self.kubelet.start()
+        heartbeat = lambda of: [each["lastHeartbeatTime"] for each in of]
+        wait_until(lambda: self.is_ready() and heartbeat(self.readiness()) != heartbeat(before), 120, self.kubelet.log)
 
     def stop(self):
         """Kubelet, then the containers, then containerd; then what they leave: the machine with its mounts, and cgroups."""
@@ -158,10 +173,12 @@ class Worker:
         if self.containerd.child and self.containerd.child.poll() is None:
             for task in self.ctr("tasks", "list", "--quiet").split():
                 self.ctr("tasks", "delete", "--force", task)
-        self.containerd.stop()
+        self.containerd.stop(15)
         # The shims outlive it; each has the name of its socket among its words.
         for pid in pids_with(str(self.socket)):
-            os.kill(pid, signal.SIGKILL)
+            # One may have ended since.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.machine.stop()
         remove_cgroups(self.cgroup)
 
