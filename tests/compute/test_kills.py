@@ -12,8 +12,9 @@ import pytest
 
 SLICES = int(os.environ.get("CANTLE_TEST_SLICES", 8))
 SECONDS = float(os.environ.get("CANTLE_TEST_KILL_S", 5))
-# Interval of kills.
-PAUSE_S = 0.05
+# Interval of kills: each process is killed as often, however many there are. To start one again takes a processor longer than to
+# kill it.
+PAUSE_S = 0.05 * max(1, SLICES / 8)
 # The bound in place of 20 ms on a machine where everything waits for a processor. A gate that stays shut is shut
 # forever.
 STALL_S_MAX = 2
