@@ -2,7 +2,8 @@
 # The suite `k8s`: a real cluster, from etcd to kubelet, with simulated GPUs. Exit 77 with a reason where there can be none.
 # Builds the cluster's programs if they are not there; `--setup` does only that. Without words it runs all tests, on two clusters at
 # once; with words, which are pytest's, on one.
-# Another version of Kubernetes: KUBEBUILDER_ASSETS has its programs, CANTLE_TEST_FEATURE_GATES turns on what is off there.
+# Another version of Kubernetes: CANTLE_TEST_KUBERNETES=1.35.4 builds it, or KUBEBUILDER_ASSETS has its programs.
+# CANTLE_TEST_FEATURE_GATES turns on what is off there.
 set -eu
 cd "$(dirname "$0")/../.."
 assets=$(tests/cluster/assets/build.sh)

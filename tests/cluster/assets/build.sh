@@ -1,9 +1,11 @@
 #!/bin/sh
 # Prints the directory of the programs of a Kubernetes cluster: $KUBEBUILDER_ASSETS, or a cache outside the tree, which is filled by
 # building them with Go from the modules next to this file. Exit 77 with a reason where that can't be.
+# CANTLE_TEST_KUBERNETES=1.35.4 builds that version of Kubernetes in place of the default's.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-version=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' "$here/kubernetes/go.mod")
+default=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' "$here/kubernetes/go.mod")
+version=v${CANTLE_TEST_KUBERNETES:-${default#v}}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cantle/kubernetes-$version
 
 complete() {
@@ -53,6 +55,26 @@ wants_kueue() {
     [ -n "${CANTLE_TEST_KUEUE:-}" ] && ! [ -x "$1/kueue" ]
 }
 
+is_default() {
+    [ "$version" = "$default" ]
+}
+# The module of another version: of its own modules that version, and of all others what Kubernetes' go.mod requires. It has no
+# go.sum of its own: Go asks the checksum database about what it downloads.
+other_module() {
+    mkdir -p "$work/kubernetes"
+    awk -v from="v0.${default#v1.}" -v to="v0.${version#v1.}" '
+        /^require/ { is_left_out = 1 }
+        ! is_left_out { gsub(from, to); print }
+        /^\)/ { is_left_out = 0 }
+    ' "$here/kubernetes/go.mod" >"$work/kubernetes/go.mod"
+    echo "require k8s.io/kubernetes $version" >>"$work/kubernetes/go.mod"
+    (cd "$work/kubernetes" && go list -mod=mod -deps tool) >/dev/null
+}
+
+if ! is_default && has_cluster; then
+    echo "$cache"
+    exit 0
+fi
 if has_cluster && ! wants_kueue "$cache" && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] && [ -x "$cache/kubectl" ]; then
     echo "$cache"
     exit 0
@@ -62,6 +84,9 @@ if ! command -v go >/dev/null; then
     echo "no Kubernetes programs here, and no Go to build them; set KUBEBUILDER_ASSETS" >&2
     exit 77
 fi
+
+others=
+is_default || others=$(env -u CANTLE_TEST_KUBERNETES "$here/build.sh")
 
 # A build of its own: what it compiles is some gigabytes that nobody needs again.
 work=$(mktemp -d)
@@ -80,15 +105,31 @@ mkdir -p "$work/out"
 base=k8s.io/component-base/version
 minor=$(echo "$version" | cut -d. -f2)
 named="-X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=$minor -X $base.gitTreeState=clean"
-for module in kubernetes containerd; do
-    (cd "$here/$module" && go mod download) >&2 || { echo "no Kubernetes programs here, and Go could not fetch their source; set KUBEBUILDER_ASSETS" >&2; exit 77; }
-done
-(cd "$here/kubernetes" && go build -trimpath -ldflags "-s -w $named" -o "$work/out/" tool) >&2
-mv "$work/out/server" "$work/out/etcd"
-(cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
-plugin "$work/out"
-clients "$work/out"
-! wants_kueue "$work/out" || kueue "$work/out"
+no_source() {
+    echo "no Kubernetes programs here, and Go could not fetch their source; set KUBEBUILDER_ASSETS" >&2
+    exit 77
+}
+kubernetes() {
+    (cd "$1/kubernetes" && go build -trimpath -ldflags "-s -w $named" -o "$work/out/" tool) >&2
+    mv "$work/out/server" "$work/out/etcd"
+}
+if is_default; then
+    for module in kubernetes containerd; do
+        (cd "$here/$module" && go mod download) >&2 || no_source
+    done
+    kubernetes "$here"
+    (cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
+    plugin "$work/out"
+    clients "$work/out"
+    ! wants_kueue "$work/out" || kueue "$work/out"
+else
+    other_module >&2 || no_source
+    kubernetes "$work"
+    # What is not Kubernetes' is the same.
+    for file in "$others"/*; do
+        [ -e "$work/out/${file##*/}" ] || cp -Rl "$file" "$work/out/"
+    done
+fi
 # All of them or none: a later run would not notice a half-filled cache.
 mkdir -p "$(dirname "$cache")"
 rm -rf "$cache" "$cache.part"
