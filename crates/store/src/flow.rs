@@ -33,9 +33,9 @@ impl Store {
     /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`];
     /// [`StoreError::StaleRun`] for a run that was given up already, or another than the newest one.
     pub async fn enqueue(&self, task: &str, queue: &str, change: &Change) -> Result<(), StoreError> {
-        let mut write = self.write().await?;
-        self.enqueue_in(&mut write, task, queue, change).await?;
-        write.commit().await?;
+        let mut write = self.write_shared().await?;
+        let done = self.enqueue_in(&mut write, task, queue, change).await;
+        write.end(done).await?;
         self.ring(queue, 1);
         Ok(())
     }
@@ -45,10 +45,12 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoProject`], [`StoreError::NoQueue`].
     pub async fn submit(&self, new: &NewTask, queue: &str, change: &Change) -> Result<(), StoreError> {
-        let mut write = self.write().await?;
-        insert(&mut write.tx, new, change.now_us).await?;
-        self.enqueue_in(&mut write, &new.id, queue, change).await?;
-        write.commit().await?;
+        let mut write = self.write_shared().await?;
+        let done = match insert(&mut write.tx, new, change.now_us).await {
+            Ok(()) => self.enqueue_in(&mut write, &new.id, queue, change).await,
+            Err(error) => Err(error),
+        };
+        write.end(done).await?;
         self.ring(queue, 1);
         Ok(())
     }
@@ -104,14 +106,9 @@ impl Store {
                 return Ok(taken);
             }
         }
-        let mut write = self.write().await?;
-        let Some((task, added_us)) = take_entry(&mut write.tx, queue, only).await? else {
-            queue_name(&mut write.tx, queue).await?;
-            return Ok(None);
-        };
-        let run = runs::begin(&mut write.tx, &task, Some(now_us)).await?;
-        write.commit().await?;
-        Ok(Some(Taken { task, added_us, run }))
+        let mut write = self.write_shared().await?;
+        let done = take_in(&mut write.tx, queue, only, now_us).await;
+        write.end(done).await
     }
 
     /// Whether anything is in a queue, which must exist.
@@ -217,7 +214,18 @@ impl Store {
         to: TaskStatus,
         change: &Change,
     ) -> Result<TaskStatus, StoreError> {
-        let mut write = self.write().await?;
+        let mut write = self.write_shared().await?;
+        let done = self.set_status_in(&mut write, task, to, change).await;
+        write.end(done).await
+    }
+
+    async fn set_status_in(
+        &self,
+        write: &mut Write,
+        task: &str,
+        to: TaskStatus,
+        change: &Change,
+    ) -> Result<TaskStatus, StoreError> {
         let old = load(&mut write.tx, task).await?;
         let from = old.index.status;
         match to {
@@ -231,8 +239,7 @@ impl Store {
         if from == to && old.stop_asked {
             return Ok(from);
         }
-        self.move_to(&mut write, &old, to, change, event_kind(to)).await?;
-        write.commit().await?;
+        self.move_to(write, &old, to, change, event_kind(to)).await?;
         Ok(from)
     }
 
@@ -284,7 +291,12 @@ impl Store {
     /// of a run that was given up; [`StoreError::StaleRun`] if it names another run than the newest one;
     /// [`StoreError::OverQuota`] if the claim exceeds the project's quota.
     pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
-        let mut write = self.write().await?;
+        let mut write = self.write_shared().await?;
+        let done = self.claim_in(&mut write, claim, now_us).await;
+        write.end(done).await
+    }
+
+    async fn claim_in(&self, write: &mut Write, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let old = load(&mut write.tx, &claim.task).await?;
         match claim.exit_code {
             None => runs::fence_beginning(&mut write.tx, &old, claim.run).await?,
@@ -336,8 +348,7 @@ impl Store {
         };
         let change = Change { now_us, ..Change::default() };
         let event = about(&old, kind, &change, message);
-        self.record(&mut write.tx, EventRow { node: Some(claim.node.clone()), ..event }).await?;
-        write.commit().await
+        self.record(&mut write.tx, EventRow { node: Some(claim.node.clone()), ..event }).await
     }
 }
 
@@ -427,6 +438,20 @@ pub(crate) async fn queue_name(tx: &mut Tx, id: &str) -> Result<String, StoreErr
 pub(crate) async fn entry(tx: &mut Tx, task: &str) -> Result<Option<(String, i64)>, StoreError> {
     let found = query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
     Ok(found.fetch_optional(tx).await?)
+}
+
+async fn take_in(
+    tx: &mut Tx,
+    queue: &str,
+    only: Option<&str>,
+    now_us: i64,
+) -> Result<Option<Taken>, StoreError> {
+    let Some((task, added_us)) = take_entry(tx, queue, only).await? else {
+        queue_name(tx, queue).await?;
+        return Ok(None);
+    };
+    let run = runs::begin(tx, &task, Some(now_us)).await?;
+    Ok(Some(Taken { task, added_us, run }))
 }
 
 /// Takes the first task that nobody keeps out of a queue, and begins its run: one statement, where the database can. It is

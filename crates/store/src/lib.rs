@@ -98,6 +98,15 @@ impl Write {
     async fn commit(self) -> Result<(), StoreError> {
         Ok(self.tx.commit().await?)
     }
+
+    /// Commits, or takes back what was written if it was refused.
+    async fn end<T>(self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        match &done {
+            Ok(_) => self.tx.commit().await?,
+            Err(_) => self.tx.give_up().await?,
+        }
+        done
+    }
 }
 
 /// Values that this crate assumed because it could not read a record.
@@ -172,6 +181,12 @@ impl Store {
 
     async fn write(&self) -> Result<Write, StoreError> {
         Ok(Write { tx: self.writers.begin(Outlives::Power).await? })
+    }
+
+    /// For what is done often and by many. It ends with [`Write::end`]: the others that share its commit may have written what
+    /// it was refused for.
+    async fn write_shared(&self) -> Result<Write, StoreError> {
+        Ok(Write { tx: self.writers.begin_shared().await? })
     }
 
     /// For records that may be lost with the machine's power, see [`Store::open`].

@@ -45,6 +45,15 @@ impl Writers {
         })
     }
 
+    /// The same for one that ends with [`Tx::commit`] or [`Tx::give_up`]: on SQLite, those that wait for each other share a
+    /// commit.
+    pub(crate) async fn begin_shared(&self) -> Result<Tx, sqlx::Error> {
+        Ok(match self {
+            Self::Sqlite(writer) => Tx::Writing(writer.begin_shared().await),
+            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?.into()),
+        })
+    }
+
     /// Connections for a statement that writes, and is a transaction by itself; `None`: SQLite can't write in the middle of a
     /// statement that reads.
     pub(crate) fn at_once(&self) -> Option<Pool> {
@@ -126,6 +135,15 @@ impl Tx {
             Self::Sqlite(tx) => tx.commit().await,
             Self::Writing(writing) => writing.commit().await,
             Self::Postgres(tx) => tx.commit().await,
+        }
+    }
+
+    /// Takes back what it wrote. What it read is on disk afterwards.
+    pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Writing(writing) => writing.give_up().await,
+            // They end by themselves, and have read nothing that was not committed.
+            Self::Sqlite(_) | Self::Postgres(_) => Ok(()),
         }
     }
 

@@ -7,8 +7,9 @@
 //!
 //! A commit waits for the disk. While others wait to write, a transaction that ends is not committed at once. The next one
 //! continues in the same transaction of the database, behind a savepoint. The first of them that gets its turn again commits
-//! for all, and only then do their calls return. Each has written all or nothing, as if it were alone. If the commit fails, it
-//! fails for all of them.
+//! for all, and only then do their calls return, also those that were refused: the reason may not be on disk yet. Each has
+//! written all or nothing, as if it were alone. If the commit fails, it fails for all of them. Only transactions that say so
+//! share a commit; before any other, the group is committed.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -119,13 +120,23 @@ impl Writer {
 
     /// IMMEDIATE: a transaction that begins by reading must not fail at its first write because another program wrote first.
     pub(crate) async fn begin(&self, outlives: Outlives) -> Writing {
-        let connections = self.turn(outlives).await;
+        self.begin_after(outlives, false).await
+    }
+
+    /// One that may share its commit with others. It ends with [`Writing::commit`] or [`Writing::give_up`].
+    pub(crate) async fn begin_shared(&self) -> Writing {
+        self.begin_after(Outlives::Power, true).await
+    }
+
+    async fn begin_after(&self, outlives: Outlives, is_shared: bool) -> Writing {
+        let connections = self.turn(is_shared).await;
         let is_in_group = connections.group.is_some();
         let begin = if is_in_group { "SAVEPOINT own" } else { "BEGIN IMMEDIATE" };
         Writing {
             writer: self.clone(),
             connections: Some(connections),
             outlives,
+            is_shared,
             is_in_group,
             waiting: vec![word(begin)],
             has_begun: false,
@@ -133,12 +144,12 @@ impl Writer {
     }
 
     /// The connections, in a state in which this transaction may begin.
-    async fn turn(&self, outlives: Outlives) -> OwnedMutexGuard<Connections> {
+    async fn turn(&self, is_shared: bool) -> OwnedMutexGuard<Connections> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waits = Waiting(&self.waiting);
         loop {
             let mut connections = Arc::clone(&self.connections).lock_owned().await;
-            if outlives == Outlives::Power || connections.group.is_none() {
+            if is_shared || connections.group.is_none() {
                 return connections;
             }
             let ended = tokio::spawn(async move {
@@ -151,9 +162,25 @@ impl Writer {
         }
     }
 
+    /// Waits until the group is committed, and does so behind those that wait now.
+    async fn settled(&self, mut outcome: watch::Receiver<Option<Outcome>>) -> Result<(), sqlx::Error> {
+        let ended = async { outcome.wait_for(Option::is_some).await.map(drop).is_ok() };
+        let turn = tokio::select! {
+            biased;
+            _ = ended => None,
+            turn = Arc::clone(&self.connections).lock_owned() => Some(turn),
+        };
+        if let Some(mut connections) = turn.filter(|_| outcome.borrow().is_none()) {
+            connections.end_group().await;
+        }
+        let outcome = outcome.borrow().clone();
+        let outcome = outcome.unwrap_or(Err(Arc::new(sqlx::Error::WorkerCrashed)));
+        outcome.map_err(|error| std::io::Error::other(Shared(error)).into())
+    }
+
     /// What was written is in the file itself afterwards.
     pub(crate) async fn close(&self) {
-        let mut connections = self.turn(Outlives::Crash).await;
+        let mut connections = self.turn(false).await;
         for connection in [connections.bulk.take(), connections.durable.take()].into_iter().flatten() {
             if let Err(error) = connection.close().await {
                 tracing::warn!("the database file was not closed well: {error}");
@@ -169,6 +196,8 @@ pub(crate) struct Writing {
     /// `None` after the commit.
     connections: Option<OwnedMutexGuard<Connections>>,
     outlives: Outlives,
+    /// It may share its commit.
+    is_shared: bool,
     /// It continues the transaction of others that have ended.
     is_in_group: bool,
     /// In this order, before the next one.
@@ -214,10 +243,14 @@ impl Writing {
         tokio::spawn(self.end()).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
     }
 
+    /// Nothing of it stays. Returns when all that it may have read is on disk; an error if that failed.
+    pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
+        tokio::spawn(self.back()).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+    }
+
     async fn end(mut self) -> Result<(), sqlx::Error> {
         let others_wait = self.writer.waiting.load(Ordering::Relaxed) > 0;
-        let is_alone = !self.is_in_group && !others_wait;
-        if is_alone || self.outlives == Outlives::Crash {
+        if !self.is_in_group && !(self.is_shared && others_wait) {
             self.later(word("COMMIT"));
             self.flush().await?;
             self.connections = None;
@@ -228,26 +261,25 @@ impl Writing {
         }
         self.flush().await?;
         let mut connections = self.connections.take().ok_or(sqlx::Error::PoolClosed)?;
-        let group = connections.group.get_or_insert_with(|| watch::channel(None).0);
-        let mut outcome = group.subscribe();
+        let outcome = connections.group.get_or_insert_with(|| watch::channel(None).0).subscribe();
         if !others_wait {
             connections.end_group().await;
         }
         drop(connections);
-        let ended = async { outcome.wait_for(Option::is_some).await.map(drop).is_ok() };
-        // Behind those that wait now.
-        let turn = tokio::select! {
-            biased;
-            _ = ended => None,
-            turn = Arc::clone(&self.writer.connections).lock_owned() => Some(turn),
-        };
-        if let Some(mut connections) = turn.filter(|_| outcome.borrow().is_none()) {
-            connections.end_group().await;
+        self.writer.settled(outcome).await
+    }
+
+    async fn back(mut self) -> Result<(), sqlx::Error> {
+        let mut connections = self.connections.take().ok_or(sqlx::Error::PoolClosed)?;
+        let group = connections.group.as_ref().map(watch::Sender::subscribe);
+        if self.has_begun {
+            connections.roll_back(self.outlives, self.is_in_group).await;
         }
-        let outcome = outcome.borrow().clone();
-        outcome
-            .unwrap_or(Err(Arc::new(sqlx::Error::WorkerCrashed)))
-            .map_err(|error| std::io::Error::other(Shared(error)).into())
+        drop(connections);
+        match group {
+            Some(outcome) => self.writer.settled(outcome).await,
+            None => Ok(()),
+        }
     }
 }
 

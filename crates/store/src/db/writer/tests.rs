@@ -24,7 +24,7 @@ async fn opened(dir: &tempfile::TempDir) -> (Writer, Arc<AtomicUsize>) {
 }
 
 async fn count(writer: &Writer) -> i64 {
-    let mut connections = writer.turn(Outlives::Crash).await;
+    let mut connections = writer.turn(false).await;
     sqlx::query_scalar("SELECT COUNT(*) FROM t")
         .fetch_one(connections.get(Outlives::Crash).unwrap())
         .await
@@ -32,7 +32,10 @@ async fn count(writer: &Writer) -> i64 {
 }
 
 async fn insert(writer: Writer, outlives: Outlives, text: &'static str) -> Result<(), sqlx::Error> {
-    let mut writing = writer.begin(outlives).await;
+    let mut writing = match outlives {
+        Outlives::Power => writer.begin_shared().await,
+        Outlives::Crash => writer.begin(outlives).await,
+    };
     writing.later(word(text));
     writing.commit().await
 }
@@ -49,7 +52,7 @@ async fn behind_another(
     writer: &Writer,
     texts: &[&'static str],
 ) -> (Result<(), sqlx::Error>, Vec<Result<(), sqlx::Error>>) {
-    let mut first = writer.begin(Outlives::Power).await;
+    let mut first = writer.begin_shared().await;
     first.later(word("INSERT INTO t VALUES (0)"));
     let mut others = JoinSet::new();
     for text in texts {
@@ -95,11 +98,11 @@ async fn one_that_fails_takes_nothing_from_its_group() {
 async fn a_transaction_that_is_dropped_takes_nothing_from_its_group() {
     let dir = tempfile::tempdir().unwrap();
     let (writer, _) = opened(&dir).await;
-    let first = writer.begin(Outlives::Power).await;
+    let first = writer.begin_shared().await;
     let dropped = tokio::spawn({
         let writer = writer.clone();
         async move {
-            let mut writing = writer.begin(Outlives::Power).await;
+            let mut writing = writer.begin_shared().await;
             writing.later(word(ROWS[1]));
             writing.flush().await.unwrap();
         }
@@ -134,7 +137,7 @@ async fn a_commit_that_fails_fails_for_all_of_its_group() {
 async fn a_group_is_committed_though_its_callers_have_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (writer, commits) = opened(&dir).await;
-    let mut first = writer.begin(Outlives::Power).await;
+    let mut first = writer.begin_shared().await;
     first.later(word(ROWS[0]));
     let mut others = JoinSet::new();
     others.spawn(insert(writer.clone(), Outlives::Power, ROWS[1]));
@@ -163,7 +166,11 @@ async fn groups_lose_nothing_beside_transactions_that_fail_and_bulk() {
         callers.spawn(async move {
             for n in 0..EACH {
                 let outlives = if n % 7 == 3 { Outlives::Crash } else { Outlives::Power };
-                let mut writing = writer.begin(outlives).await;
+                let mut writing = match outlives {
+                    // Some share no commit.
+                    Outlives::Power if n % 11 != 2 => writer.begin_shared().await,
+                    _ => writer.begin(outlives).await,
+                };
                 let text = format!("INSERT INTO t VALUES ({})", caller * EACH + n + 1);
                 writing.later(Statement { text: Cow::Owned(text), values: Vec::new() });
                 match n % 5 {
@@ -182,4 +189,48 @@ async fn groups_lose_nothing_beside_transactions_that_fail_and_bulk() {
     assert_eq!(count(&writer).await, CALLERS * EACH * 3 / 5);
     let commits = commits.load(Ordering::Relaxed);
     assert!(commits > 0 && i64::try_from(commits).unwrap() < CALLERS * EACH * 3 / 5, "{commits}");
+}
+
+#[tokio::test]
+async fn who_is_refused_learns_it_when_the_reason_is_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writer, commits) = opened(&dir).await;
+    let mut first = writer.begin_shared().await;
+    first.later(word(ROWS[0]));
+    let refused = tokio::spawn({
+        let (writer, commits) = (writer.clone(), Arc::clone(&commits));
+        async move {
+            let mut writing = writer.begin_shared().await;
+            let seen = "SELECT COUNT(*) FROM t";
+            let seen = writing.with_waiting(word(seen));
+            let seen: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(seen.text.into_owned()))
+                .fetch_one(writing.connection().unwrap())
+                .await
+                .unwrap();
+            let before = commits.load(Ordering::Relaxed);
+            writing.give_up().await.unwrap();
+            (seen, before, commits.load(Ordering::Relaxed))
+        }
+    });
+    wait_for(&writer, 1).await;
+    first.commit().await.unwrap();
+    assert_eq!(refused.await.unwrap(), (1, 0, 1));
+}
+
+#[tokio::test]
+async fn one_that_shares_no_commit_reads_nothing_that_is_not_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writer, commits) = opened(&dir).await;
+    let mut first = writer.begin_shared().await;
+    first.later(word(ROWS[0]));
+    let other = tokio::spawn({
+        let (writer, commits) = (writer.clone(), Arc::clone(&commits));
+        async move {
+            let _writing = writer.begin(Outlives::Power).await;
+            commits.load(Ordering::Relaxed)
+        }
+    });
+    wait_for(&writer, 1).await;
+    first.commit().await.unwrap();
+    assert_eq!(other.await.unwrap(), 1);
 }
