@@ -250,7 +250,7 @@ impl Writing {
 
     async fn end(mut self) -> Result<(), sqlx::Error> {
         let others_wait = self.writer.waiting.load(Ordering::Relaxed) > 0;
-        if !self.is_in_group && !(self.is_shared && others_wait) {
+        if !(self.is_in_group || self.is_shared && others_wait) {
             self.later(word("COMMIT"));
             self.flush().await?;
             self.connections = None;
