@@ -1,6 +1,6 @@
 """Takes as much GPU memory as it gets, in steps of 2 MiB, and says how much that was: `fill.py [HOLD_SECONDS [COUNT]]`.
 
-Before it takes memory it waits until so many of these programs have a context: there is none for a program that comes after the first is greedy.
+Before it takes memory it waits until COUNT of these programs have a context: there is none for a program that comes after the first is greedy.
 Prints one line: MiB taken, the driver's answer to the step that failed, and the total that CUDA shows, in MiB.
 """
 

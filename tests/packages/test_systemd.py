@@ -121,7 +121,7 @@ CHEATS = "echo started >>/root/start-{name}; while [ ! -e /root/go-{name} ]; do 
 
 
 def cheat(machine, name, most_s):
-    """How many seconds the task has more than its slice, at most so many; none if it is ended before it has looked."""
+    """How many seconds the task has more than its slice, up to a maximum; none if it is ended before it has looked."""
     (machine.tree / f"root/go-{name}").touch()
     filled = machine.tree / f"root/fill-{name}"
     until("it has taken the GPU", lambda: filled.exists() and filled.read_text() or not machine.members())

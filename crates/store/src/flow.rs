@@ -102,21 +102,14 @@ impl Store {
     ) -> Result<Option<Taken>, StoreError> {
         if let (None, Some(pool)) = (only, self.writers.at_once()) {
             let taken = take_at_once(&pool, queue, now_us).await?;
-            if taken.is_some() || !self.waits_in(queue).await? {
+            let missing = || StoreError::NoQueue(queue.to_owned());
+            if taken.is_some() || !self.waits_in(queue).await?.ok_or_else(missing)? {
                 return Ok(taken);
             }
         }
         let mut write = self.write_shared().await?;
         let done = take_in(&mut write.tx, queue, only, now_us).await;
         write.end(done).await
-    }
-
-    /// Whether anything is in a queue, which must exist.
-    async fn waits_in(&self, queue: &str) -> Result<bool, StoreError> {
-        let count = "SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
-             FROM queues WHERE id = $1";
-        let waiting: Option<i64> = query_scalar(count).bind(queue).fetch_optional(&self.readers).await?;
-        waiting.map(|waiting| waiting > 0).ok_or_else(|| StoreError::NoQueue(queue.to_owned()))
     }
 
     /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the

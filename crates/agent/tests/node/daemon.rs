@@ -65,7 +65,9 @@ fn documented_example(place: &Place) {
     assert_eq!(place.leases(), Vec::new());
     // What the agent notes of a task that was quick comes after its end.
     let count = |kind: &str| cluster.events(&single).iter().filter(|event| event.kind == kind).count();
-    eventually("its story is told", || count("wait") > 0 && ["start", "run", "end"].map(&count) == [1, 1, 1]);
+    eventually("its events are there", || {
+        count("wait") > 0 && ["start", "run", "end"].map(&count) == [1, 1, 1]
+    });
     daemon.terminate();
 }
 

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use sqlx::postgres::PgConnection;
 use sqlx::{Postgres, Transaction};
 
-use super::query::Statement;
+use super::query::{Statement, numbered};
 
 #[derive(Debug)]
 pub(crate) struct Merged {
     transaction: Transaction<'static, Postgres>,
-    /// In this order.
+    /// In this order, with `?` for each value.
     waiting: Vec<Statement>,
 }
 
@@ -74,34 +74,15 @@ fn table(text: &str) -> Option<&str> {
 /// All as one statement, the last one as its end.
 fn merged(mut statements: Vec<Statement>) -> Option<Statement> {
     let last = statements.pop()?;
-    if statements.is_empty() {
-        return Some(last);
-    }
     let (mut text, mut values) = (String::new(), Vec::new());
     for (n, statement) in statements.into_iter().enumerate() {
         let begin = if n == 0 { "WITH" } else { "," };
-        text.push_str(&format!("{begin} part{n} AS ({}) ", shifted(&statement.text, values.len())));
+        text.push_str(&format!("{begin} part{n} AS ({}) ", statement.text));
         values.extend(statement.values);
     }
-    text.push_str(&shifted(&last.text, values.len()));
+    text.push_str(&last.text);
     values.extend(last.values);
-    Some(Statement { text: Cow::Owned(text), values })
-}
-
-/// `$1` is the value after so many others.
-fn shifted(text: &str, by: usize) -> String {
-    let mut parts = text.split('$');
-    let mut shifted = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digits = part.bytes().take_while(u8::is_ascii_digit).count();
-        shifted.push('$');
-        match part[..digits].parse::<usize>() {
-            Ok(n) => shifted.push_str(&(n + by).to_string()),
-            Err(_) => shifted.push_str(&part[..digits]),
-        }
-        shifted.push_str(&part[digits..]);
-    }
-    shifted
+    Some(Statement { text: Cow::Owned(numbered(&text)), values })
 }
 
 #[cfg(test)]
@@ -138,20 +119,20 @@ mod tests {
     #[test]
     fn values_keep_their_statements() {
         let all = merged(vec![
-            statement("DELETE FROM a WHERE b = $1", &[1]),
-            statement("UPDATE c SET d = $2, e = $2 WHERE f = $1", &[2, 3]),
-            statement("INSERT INTO g VALUES ($1)", &[4]),
+            statement("DELETE FROM a WHERE b = ?", &[1]),
+            statement("UPDATE c SET d = ?, e = ? WHERE f = ?", &[3, 3, 2]),
+            statement("INSERT INTO g VALUES (?)", &[4]),
         ])
         .unwrap();
         assert_eq!(
             all.text,
-            "WITH part0 AS (DELETE FROM a WHERE b = $1) , part1 AS (UPDATE c SET d = $3, e = $3 WHERE f = $2) \
-             INSERT INTO g VALUES ($4)"
+            "WITH part0 AS (DELETE FROM a WHERE b = $1) , part1 AS (UPDATE c SET d = $2, e = $3 WHERE f = $4) \
+             INSERT INTO g VALUES ($5)"
         );
-        assert_eq!(all.values.len(), 4);
+        assert_eq!(all.values.len(), 5);
         assert!(merged(Vec::new()).is_none());
         assert_eq!(
-            merged(vec![statement("DELETE FROM a WHERE b = $1", &[1])]).unwrap().text,
+            merged(vec![statement("DELETE FROM a WHERE b = ?", &[1])]).unwrap().text,
             "DELETE FROM a WHERE b = $1"
         );
     }

@@ -246,7 +246,7 @@ impl<O> Query<O> {
     pub(crate) async fn later(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
         match tx {
             Tx::Writing(writing) => writing.later(self.statement()),
-            Tx::Postgres(postgres) => postgres.later(self.numbered()).await?,
+            Tx::Postgres(postgres) => postgres.later(self.of_postgres().statement()).await?,
             Tx::Sqlite(_) => drop(self.execute(tx).await?),
         }
         Ok(())
@@ -296,16 +296,18 @@ impl<O> Query<O> {
         }
     }
 
-    fn numbered(self) -> Statement {
+    /// With the text that PostgreSQL gets.
+    fn of_postgres(self) -> Self {
         let text = self.postgres.map_or(self.text, Cow::Borrowed);
-        let text = if self.is_marked { Cow::Owned(numbered(&text)) } else { text };
         let text = if self.lock.is_empty() { text } else { Cow::Owned(format!("{text}{}", self.lock)) };
-        Statement { text, values: self.values }
+        Self { text, postgres: None, lock: "", ..self }
     }
 
     fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
         let is_kept = !self.is_planned_for_values;
-        Ok(self.numbered().postgres()?.persistent(is_kept))
+        let Self { text, values, is_marked, .. } = self.of_postgres();
+        let text = if is_marked { Cow::Owned(numbered(&text)) } else { text };
+        Ok(Statement { text, values }.postgres()?.persistent(is_kept))
     }
 }
 
@@ -342,7 +344,7 @@ fn marked(text: &str, values: &[Value]) -> Statement {
 }
 
 /// `$1`, `$2`… for each `?`.
-fn numbered(text: &str) -> String {
+pub(super) fn numbered(text: &str) -> String {
     let mut numbered = String::with_capacity(text.len() * 2);
     for (n, part) in text.split('?').enumerate() {
         if n > 0 {

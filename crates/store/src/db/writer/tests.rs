@@ -191,46 +191,44 @@ async fn groups_lose_nothing_beside_transactions_that_fail_and_bulk() {
     assert!(commits > 0 && i64::try_from(commits).unwrap() < CALLERS * EACH * 3 / 5, "{commits}");
 }
 
+/// Runs the other one, which waits for a transaction that writes a row.
+async fn behind_a_row<T: Send + 'static>(
+    writer: &Writer,
+    other: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let mut first = writer.begin_shared().await;
+    first.later(word(ROWS[0]));
+    let other = tokio::spawn(other);
+    wait_for(writer, 1).await;
+    first.commit().await.unwrap();
+    other.await.unwrap()
+}
+
 #[tokio::test]
 async fn who_is_refused_learns_it_when_the_reason_is_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (writer, commits) = opened(&dir).await;
-    let mut first = writer.begin_shared().await;
-    first.later(word(ROWS[0]));
-    let refused = tokio::spawn({
-        let (writer, commits) = (writer.clone(), Arc::clone(&commits));
-        async move {
-            let mut writing = writer.begin_shared().await;
-            let seen = "SELECT COUNT(*) FROM t";
-            let seen = writing.with_waiting(word(seen));
-            let seen: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(seen.text.into_owned()))
-                .fetch_one(writing.connection().unwrap())
-                .await
-                .unwrap();
-            let before = commits.load(Ordering::Relaxed);
-            writing.give_up().await.unwrap();
-            (seen, before, commits.load(Ordering::Relaxed))
-        }
-    });
-    wait_for(&writer, 1).await;
-    first.commit().await.unwrap();
-    assert_eq!(refused.await.unwrap(), (1, 0, 1));
+    let other = writer.clone();
+    let refused = async move {
+        let mut writing = other.begin_shared().await;
+        let seen = writing.with_waiting(word("SELECT COUNT(*) FROM t"));
+        let seen = sqlx::query_scalar(sqlx::AssertSqlSafe(seen.text.into_owned()));
+        let seen: i64 = seen.fetch_one(writing.connection().unwrap()).await.unwrap();
+        let before = commits.load(Ordering::Relaxed);
+        writing.give_up().await.unwrap();
+        (seen, before, commits.load(Ordering::Relaxed))
+    };
+    assert_eq!(behind_a_row(&writer, refused).await, (1, 0, 1));
 }
 
 #[tokio::test]
 async fn one_that_shares_no_commit_reads_nothing_that_is_not_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (writer, commits) = opened(&dir).await;
-    let mut first = writer.begin_shared().await;
-    first.later(word(ROWS[0]));
-    let other = tokio::spawn({
-        let (writer, commits) = (writer.clone(), Arc::clone(&commits));
-        async move {
-            let _writing = writer.begin(Outlives::Power).await;
-            commits.load(Ordering::Relaxed)
-        }
-    });
-    wait_for(&writer, 1).await;
-    first.commit().await.unwrap();
-    assert_eq!(other.await.unwrap(), 1);
+    let other = writer.clone();
+    let alone = async move {
+        let _writing = other.begin(Outlives::Power).await;
+        commits.load(Ordering::Relaxed)
+    };
+    assert_eq!(behind_a_row(&writer, alone).await, 1);
 }
