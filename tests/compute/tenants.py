@@ -37,12 +37,12 @@ def load_program():
 class Tenant:
     """`cantle run` with one slice, in which several copies of one program run."""
 
-    def __init__(self, box, options, words, copies=1):
+    def __init__(self, box, options, words, copies=1, under=()):
         self.box = box
         script = " & ".join([" ".join(map(str, words))] * copies) + " & wait"
         command = [CANTLE, "run", *options, "--", "sh", "-c", script] if options is not None else ["sh", "-c", script]
         self.process = subprocess.Popen(
-            box.command(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            box.command(*under, *command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         self.lines = []
         for _ in range(copies):
@@ -79,7 +79,7 @@ class Box:
         self.machine = machines.Machine(gpus)
         self.command, self.load, self.tenants = self.machine.command, load, []
 
-    def tenant(self, gpu, mode, us, seconds=600, number=1, compute="fair", copies=1, more=(), words=(), repeat=1, forever=None):
+    def tenant(self, gpu, mode, us, seconds=600, number=1, compute="fair", copies=1, more=(), words=(), repeat=1, forever=None, under=()):
         # What a killed tenant had is free a moment after its end.
         options = ["--gpu", gpu, "--compute", compute, "--timeout", "60", *more] if gpu else None
         command = [self.load, mode, us, seconds, number, *words]
@@ -88,7 +88,7 @@ class Box:
         if forever:
             # From the moment in which this file exists. A tenant that is killed comes back at once.
             command = [f"echo ready; until [ -e {forever} ]; do sleep 0.5; done; while :; do", *command, "; done"]
-        self.tenants.append(Tenant(self, options, command, copies))
+        self.tenants.append(Tenant(self, options, command, copies, under))
         return self.tenants[-1]
 
     def had(self, tenants, seconds):

@@ -39,7 +39,7 @@ after(async () => {
 
 test("it draws GPUs, slices, tasks and what waits", { skip }, async () => {
   press("cantle_binary top", "Enter");
-  await shows("2 of 2 GPUs given out, 80 GiB of 80 GiB used, 3 running, 1 waiting");
+  await shows("2 of 2 GPUs allocated, 80 GiB of 80 GiB used, 3 running, 1 waiting");
   for (const line of [
     /\/0 +A100-SXM4-40GB +shared +\[█{24}\] +1 of 1 +40 GiB of 40 GiB/,
     /[├└] █ first +half +0\.5 +20 GiB of 20 GiB +(mounts|preload)/,
@@ -67,7 +67,7 @@ test("a task is stopped after a yes, and its GPU is free", { skip }, async () =>
   press("s");
   await shows(`stop ${victim}? y: yes`);
   press("y");
-  await shows("1.5 of 2 GPUs given out");
+  await shows("1.5 of 2 GPUs allocated");
   await until("the end of the task", () => cantle.json("tasks").find((task) => task.name === victim).state === "stopped");
 });
 
@@ -77,12 +77,12 @@ test("q gives the terminal back as it was", { skip }, async () => {
   await until("the prompt", () => screen().trimEnd().endsWith("ready>"));
   press("echo whole $((20 + 3))", "Enter");
   await shows("whole 23");
-  assert.ok(!screen().includes("GPUs given out"), screen());
+  assert.ok(!screen().includes("GPUs allocated"), screen());
 });
 
 test("without a terminal it says what to do", { skip }, () => {
   assert.throws(() => cantle.cli("top"), /exit 2\ncantle: top needs a terminal\nhint: .*cantle top --once/);
   const lines = cantle.cli("top", "--once", "--ascii").split("\n");
-  assert.match(lines[0], /^1\.5 of 2 GPUs given out/);
+  assert.match(lines[0], /^1\.5 of 2 GPUs allocated/);
   assert.ok(lines.every((line) => /^[\x20-\x7e]*$/.test(line)), "only ASCII");
 });

@@ -170,7 +170,7 @@ fn of_gpus(metrics: &mut Exposition, node: &str, counts: &Counts) {
     family(
         MetricKind::Gauge,
         "cantle_agent_gpu_allocated_ratio",
-        "Part of the GPU that is given out.",
+        "Part of the GPU that is allocated.",
         &|gpu| f64::from(gpu.allocated_milli) / f64::from(Milli::ONE.0),
     );
     let help = "Sum of the memory limits of the slices on the GPU.";

@@ -15,6 +15,7 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
+use nix::unistd::getppid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +99,8 @@ impl MigProcess {
         let failed = |why: String| DriverError::MigProcess { gpu: gpu.uuid.clone(), why };
         let words = serde_json::to_string(&(call, table)).map_err(|why| failed(why.to_string()))?;
         let mut command = Command::new(&self.exe);
-        command.arg(MIG_COMMAND).arg(gpu.index.to_string()).arg(&gpu.uuid.0).arg(words);
+        command.arg(MIG_COMMAND).arg(std::process::id().to_string());
+        command.arg(gpu.index.to_string()).arg(&gpu.uuid.0).arg(words);
         command.args(self.installation.words());
         command.env_remove("LD_PRELOAD").stdin(Stdio::null());
         let output = command.output().map_err(|why| failed(why.to_string()))?;
@@ -117,10 +119,12 @@ impl MigProcess {
 /// The `main` of that process. `args` are those after [`MIG_COMMAND`].
 #[must_use]
 pub fn mig_main(args: &[OsString]) -> ExitCode {
-    // The caller is gone: it is then unknown what this process would do to the GPU.
+    // When the caller is gone, nobody knows what this process does to the GPU.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let answer = match args {
-        [index, gpu, call, rest @ ..] => carry_out(index, gpu, call, rest),
+        // It ended before that line.
+        [caller, ..] if caller != getppid().to_string().as_str() => return ExitCode::FAILURE,
+        [_, index, gpu, call, rest @ ..] => carry_out(index, gpu, call, rest),
         _ => "\"usage\"".to_owned(),
     };
     match std::io::stdout().write_all(answer.as_bytes()) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    Activation, ContextCache, Driver, DriverError, GpuInstance, Installation, PROBE_CONTEXT_COMMAND,
+    Activation, ContextCache, Driver, DriverError, GpuInstance, Installation, MIG_COMMAND, PROBE_CONTEXT_COMMAND,
     ProcessMemory, open_with_probe, simulated,
 };
 use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
@@ -281,6 +281,24 @@ fn the_life_of_an_instance() {
     node.driver.destroy_gpu_instance(&gpu, id).unwrap();
     assert!(node.driver.destroy_gpu_instance(&gpu, id).unwrap_err().is_gone());
     assert_eq!(node.driver.gpu_instances(&gpu), Ok(Vec::new()));
+}
+
+/// An agent is killed between the start of the process and the line in which the process asks to die with its parent.
+#[test]
+fn a_call_whose_caller_has_ended_changes_nothing() {
+    let Some(node) = Node::with("1xA100-40GB:mig") else { return };
+    let gpu = node.uuids().remove(0);
+    let create = r#"[{"CreateGpuInstance":{"profile":14,"start":2,"size":2}},null]"#;
+    let call = |caller: u32| {
+        let mut command = Command::new(example());
+        command.args([MIG_COMMAND, &caller.to_string(), "0", &gpu.0, create]);
+        command.arg(node.state.path()).arg(&node.lib_dir).output().unwrap()
+    };
+    let ended = call(std::process::id() + 1);
+    assert_eq!((ended.status.success(), ended.stdout.len()), (false, 0));
+    assert_eq!(node.driver.gpu_instances(&gpu), Ok(Vec::new()));
+    assert!(call(std::process::id()).status.success());
+    assert_eq!(node.driver.gpu_instances(&gpu).unwrap().len(), 1);
 }
 
 #[test]

@@ -105,6 +105,9 @@ pub enum KubeError {
         /// The error of the system.
         why: io::Error,
     },
+    /// The API server did not answer, or an answer ended too early. Who called tries again.
+    #[error("the connection to the API server: {0}")]
+    Interrupted(String),
     /// Work that did not come to its end.
     #[error("internal error: {0}; please report this")]
     Lost(String),
@@ -185,6 +188,7 @@ impl KubeError {
             | Self::Socket { .. }
             | Self::Cdi { .. }
             | Self::Server(_)
+            | Self::Interrupted(_)
             | Self::Lost(_) => 1,
             Self::Node(error) => error.exit_code(),
         }

@@ -95,7 +95,7 @@ impl Leader {
         let Some((lease, _)) = self.held.clone() else { return Ok(false) };
         let renewed = timeout(self.duration / 3, self.write(lease, began, false)).await;
         let renewed =
-            renewed.unwrap_or_else(|_| Err(KubeError::Lost("the API server does not answer".to_owned())))?;
+            renewed.unwrap_or_else(|_| Err(KubeError::Interrupted("no answer within a third of the Lease's time".to_owned())))?;
         if !renewed {
             tracing::warn!(identity = self.identity, "another replica leads now");
         }

@@ -16,7 +16,7 @@ macro_rules! columns {
          tasks.completed_us, tasks.last_worker, tasks.last_worker_report_us, tasks.last_iteration, \
          tasks.node, tasks.lease, tasks.slices, tasks.exit_code, tasks.reason, tasks.milli, \
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
-         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.owner"
+         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner"
     };
     (queues) => {
         "id, name, created_us, last_update_us, doc"

@@ -26,6 +26,8 @@ pub struct TaskRow {
     pub last_iteration: i64,
     /// The number of its newest run; 0: it never ran.
     pub run: i64,
+    /// When an agent took it out of its queue, until it starts.
+    pub taken_us: Option<i64>,
     /// Where it runs or ran.
     pub node: Option<String>,
     /// The lease that holds or held it.
@@ -49,6 +51,15 @@ impl TaskRow {
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         self.terms.amounts(&self.slices)
+    }
+
+    /// Its newest run lasts for sure: it runs, or was taken to run. Each step that ends a run changes one of both.
+    pub(crate) fn has_run(&self) -> bool {
+        match self.index.status {
+            TaskStatus::InProgress => true,
+            TaskStatus::Queued => self.taken_us.is_some(),
+            _ => false,
+        }
     }
 }
 

@@ -62,9 +62,8 @@ impl Store {
         queue: &str,
         change: &Change,
     ) -> Result<(), StoreError> {
-        let old = load(&mut write.tx, task).await?;
+        let (old, queue_name, is_limited) = load_for(&mut write.tx, task, queue).await?;
         runs::fence(&mut write.tx, &old, change.run).await?;
-        let queue_name = queue_name(&mut write.tx, queue).await?;
         // No other task has an entry.
         if old.index.status == Queued
             && let Some((queue, _)) = entry(&mut write.tx, task).await?
@@ -74,7 +73,7 @@ impl Store {
         if !may_enter(&old, change) {
             return Err(refusal(&old, "enqueue"));
         }
-        if change.is_wish {
+        if change.is_wish && is_limited {
             limits::check_queued(&mut write.tx, &old.owner, 1).await?;
         }
         append(&mut write.tx, task, queue, change.now_us).await?;
@@ -418,6 +417,23 @@ pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Res
     .later(tx)
     .await?;
     Ok(())
+}
+
+/// Reads a task inside a write, as [`load`] does, with the name of the queue that it is to enter, and whether its owner has a limit
+/// of queued tasks: on PostgreSQL each statement is a way to the server and back.
+async fn load_for(tx: &mut Tx, task: &str, queue: &str) -> Result<(TaskRow, String, bool), StoreError> {
+    let sql = concat!(
+        "SELECT ",
+        columns!(tasks_without_doc),
+        ", queues.name AS queue_name, users.most_queued FROM tasks JOIN queues ON queues.id = $2 \
+         LEFT JOIN users ON users.id = tasks.owner WHERE tasks.id = $1"
+    );
+    if let Some(found) = query(sql).for_entry().bind(task).bind(queue).fetch_optional(&mut *tx).await? {
+        let most: Option<i64> = found.try_get("most_queued")?;
+        return Ok((row::task(&found)?, found.try_get("queue_name")?, most.is_some()));
+    }
+    load(tx, task).await?;
+    Err(StoreError::NoQueue(queue.to_owned()))
 }
 
 /// Name of a queue, which must exist.

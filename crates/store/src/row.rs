@@ -83,6 +83,7 @@ pub(crate) fn task(row: &Row) -> Result<TaskRow, StoreError> {
         last_worker_report_us: row.try_get("last_worker_report_us")?,
         last_iteration: row.try_get("last_iteration")?,
         run: row.try_get("run")?,
+        taken_us: row.try_get("taken_us")?,
         node: row.try_get("node")?,
         lease: row.try_get("lease")?,
         slices: json(row, "slices")?,

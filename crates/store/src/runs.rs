@@ -65,11 +65,11 @@ pub(crate) async fn fence_beginning(tx: &mut Tx, task: &TaskRow, run: Option<i64
 /// Refuses a report about another run than the newest one, or one that is `over` by that query.
 async fn refuse(tx: &mut Tx, task: &TaskRow, run: Option<i64>, over: &'static str) -> Result<(), StoreError> {
     let Some(run) = run else { return Ok(()) };
-    let over: Option<i64> = query_scalar(over).bind(&task.index.id).bind(run).fetch_optional(tx).await?;
-    if run == task.run && over.is_none() {
-        return Ok(());
-    }
-    Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })
+    let id = &task.index.id;
+    let is_newest = run == task.run;
+    let holds = is_newest
+        && (task.has_run() || query(over).bind(id).bind(run).fetch_optional(tx).await?.is_none());
+    if holds { Ok(()) } else { Err(StoreError::StaleRun { task: id.clone(), run, newest: task.run }) }
 }
 
 /// Begins a run of a task, which was taken out of its queue now if a time is given, and returns its number.

@@ -33,7 +33,7 @@ function Tiles({ all }: { all: GpuView[] }) {
   const count = (state: string) => taskList.value.filter((task) => task.state === state).length;
   return (
     <section class="tiles" aria-label="In short" data-testid="tiles">
-      <Tile value={`${inGpus(sum((gpu) => gpu.allocated_milli))} of ${all.length}`} unit="GPUs" label="given out" />
+      <Tile value={`${inGpus(sum((gpu) => gpu.allocated_milli))} of ${all.length}`} unit="GPUs" label="allocated" />
       <Tile value={bytes(used)} unit={`of ${bytes(sum((gpu) => gpu.memory_bytes))}`} label="memory in use" />
       <Tile value={String(count("in_progress"))} unit="tasks" label="running" />
       <Tile value={String(count("queued"))} unit="tasks" label="waiting" />
@@ -80,7 +80,7 @@ function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView)
         <span class="model">{model(gpu.model)}</span>
         <span class={`badge ${gpu.mode}`}>{MODE_WORDS[gpu.mode]}</span>
         <span class="figures">
-          <b>{inGpus(gpu.allocated_milli)}</b> of 1 given out · {bytes(used)} of {bytes(gpu.memory_bytes)} used
+          <b>{inGpus(gpu.allocated_milli)}</b> of 1 allocated · {bytes(used)} of {bytes(gpu.memory_bytes)} used
         </span>
       </h3>
       <GpuBar gpu={gpu} find={find} colorOf={colorOf} />

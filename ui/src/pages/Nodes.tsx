@@ -27,14 +27,14 @@ function Node({ node }: { node: NodeView }) {
       <p class="muted">
         {node.alive ? "agent" : "last report"} {node.alive ? node.worker : `${age(node.last_seen, now.value)} ago`}
       </p>
-      <meter aria-label={`${gpus(given)} of ${plural(node.gpus.length, "GPU")} given out`} value={share} />
+      <meter aria-label={`${gpus(given)} of ${plural(node.gpus.length, "GPU")} allocated`} value={share} />
       <dl class="facts">
         <div>
           <dt>GPUs</dt>
           <dd>{models(node) || "none"}</dd>
         </div>
         <div>
-          <dt>Given out</dt>
+          <dt>Allocated</dt>
           <dd>
             {gpus(given)} of {plural(node.gpus.length, "GPU")}, {plural(slices.length, "slice")}
           </dd>

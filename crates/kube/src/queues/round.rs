@@ -113,7 +113,7 @@ impl Controller {
             TurnCall::AwaitWatch => {
                 // Before the first list has come nothing is known of any pod.
                 if self.known.wait_until_ready().await.is_err() {
-                    return Err(KubeError::Lost("the watch of pods has ended".to_owned()));
+                    return Err(KubeError::Interrupted("the watch of pods has ended".to_owned()));
                 }
                 let is_compared = self.memory.is_compared;
                 turn.known.watch = if is_compared { WatchState::Compared } else { WatchState::Shown };

@@ -103,7 +103,7 @@ fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
         }
     };
     gauge("cantle_gpu_memory_bytes", "Memory of the GPU.", |gpu| precise(gpu.memory_bytes));
-    gauge("cantle_gpu_allocated_ratio", "Part of the GPU that is given out.", |gpu| {
+    gauge("cantle_gpu_allocated_ratio", "Part of the GPU that is allocated.", |gpu| {
         f64::from(gpu.allocated_milli) / 1000.0
     });
     gauge("cantle_gpu_limits_bytes", "Sum of the memory limits of the slices on the GPU.", |gpu| {

@@ -242,6 +242,12 @@ impl<O> Query<O> {
         self
     }
 
+    /// As [`Query::for_update`] for a task, and [`Query::for_share`] for a queue that it is read with.
+    pub(crate) const fn for_entry(mut self) -> Self {
+        self.lock = " FOR UPDATE OF tasks FOR KEY SHARE OF queues";
+        self
+    }
+
     /// Runs it in a transaction whose next statement, or whose commit, reports its error.
     pub(crate) async fn later(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
         match tx {

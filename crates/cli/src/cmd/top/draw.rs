@@ -54,7 +54,7 @@ pub(crate) fn summary(picture: &Picture) -> Line<'static> {
     let count = |state| picture.tasks.iter().filter(|task| task.state == state).count();
     let (running, waiting) = (count(TaskStatus::InProgress), count(TaskStatus::Queued));
     let text = format!(
-        "{given} of {} given out, {} of {} used, {running} running, {waiting} waiting",
+        "{given} of {} allocated, {} of {} used, {running} running, {waiting} waiting",
         counted(gpus.len(), "GPU"),
         Bytes(used),
         Bytes(total),

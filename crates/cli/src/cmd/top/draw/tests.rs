@@ -94,7 +94,7 @@ fn monochrome_and_ascii() {
     );
     assert_eq!(
         to_text(&summary(&picture()), PLAIN),
-        "0.75 of 2 GPUs given out, 15 GiB of 80 GiB used, 2 running, 1 waiting"
+        "0.75 of 2 GPUs allocated, 15 GiB of 80 GiB used, 2 running, 1 waiting"
     );
 }
 
