@@ -18,6 +18,10 @@ macro_rules! columns {
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
          tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner"
     };
+    // PostgreSQL's: the transaction that wrote this version of the row.
+    (version) => {
+        ", tasks.xmin::text AS version"
+    };
     (queues) => {
         "id, name, created_us, last_update_us, doc"
     };

@@ -1,6 +1,8 @@
 //! Moves tasks: into queues, out of them, and from state to state. Each function is one transaction, and records what
 //! happened in it.
 
+use std::time::Duration;
+
 use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
@@ -11,6 +13,10 @@ use crate::db::{Pool, Sql, Tx, query, query_as, query_scalar};
 use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::{NewTask, insert, load};
 use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
+
+/// Pauses before a queue is asked again of which others keep all tasks: mostly they take them, which is over in a moment. After the
+/// last one, a transaction waits for the others and keeps a connection meanwhile.
+const KEPT: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(15)];
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
@@ -33,9 +39,15 @@ impl Store {
     /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`];
     /// [`StoreError::StaleRun`] for a run that was given up already, or another than the newest one.
     pub async fn enqueue(&self, task: &str, queue: &str, change: &Change) -> Result<(), StoreError> {
-        let mut write = self.write_shared().await?;
+        let mut write = self.write_seen().await?;
         let done = self.enqueue_in(&mut write, task, queue, change).await;
-        write.end(done).await?;
+        let mut done = write.end(done).await;
+        if self.is_to_repeat(&done) {
+            let mut write = self.write_shared().await?;
+            let again = self.enqueue_in(&mut write, task, queue, change).await;
+            done = write.end(again).await;
+        }
+        done?;
         self.ring(queue, 1);
         Ok(())
     }
@@ -100,10 +112,12 @@ impl Store {
         now_us: i64,
     ) -> Result<Option<Taken>, StoreError> {
         if let (None, Some(pool)) = (only, self.writers.at_once()) {
-            let taken = take_at_once(&pool, queue, now_us).await?;
-            let missing = || StoreError::NoQueue(queue.to_owned());
-            if taken.is_some() || !self.waits_in(queue).await?.ok_or_else(missing)? {
-                return Ok(taken);
+            for pause in KEPT {
+                match take_at_once(&pool, queue, now_us).await? {
+                    AtOnce::Taken(taken) => return Ok(Some(taken)),
+                    AtOnce::Empty => return Ok(None),
+                    AtOnce::Kept => tokio::time::sleep(pause).await,
+                }
             }
         }
         let mut write = self.write_shared().await?;
@@ -206,9 +220,15 @@ impl Store {
         to: TaskStatus,
         change: &Change,
     ) -> Result<TaskStatus, StoreError> {
-        let mut write = self.write_shared().await?;
+        let mut write = self.write_seen().await?;
         let done = self.set_status_in(&mut write, task, to, change).await;
-        write.end(done).await
+        let done = write.end(done).await;
+        if !self.is_to_repeat(&done) {
+            return done;
+        }
+        let mut write = self.write_shared().await?;
+        let again = self.set_status_in(&mut write, task, to, change).await;
+        write.end(again).await
     }
 
     async fn set_status_in(
@@ -245,7 +265,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let (task, from) = (&old.index.id, old.index.status);
         // No other task has an entry.
-        if from == Queued {
+        if from == Queued && old.taken_us.is_none() {
             leave_queue(&mut write.tx, task).await?;
         }
         let mut sql = status(to, change);
@@ -255,7 +275,7 @@ impl Store {
         stamp(&mut sql, to, change.now_us);
         of_task(sql, task, &mut write.tx).await?;
         match to {
-            InProgress => runs::start(&mut write.tx, task, change.now_us).await?,
+            InProgress => runs::start(&mut write.tx, old, change.now_us).await?,
             _ => runs::end(&mut write.tx, task, to, &change.reason, change.now_us).await?,
         }
         self.record(&mut write.tx, about(old, event_kind, change, moved(from, to, change))).await
@@ -402,7 +422,7 @@ pub(crate) async fn give_up(
 /// Runs a statement that [`status`] began, for this task.
 async fn of_task(mut sql: Sql, task: &str, tx: &mut Tx) -> Result<(), StoreError> {
     sql.push(" WHERE id = ").push_bind(task);
-    Ok(sql.build().later(tx).await?)
+    Ok(sql.build().later_of_task(tx).await?)
 }
 
 pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Result<(), StoreError> {
@@ -422,13 +442,17 @@ pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Res
 /// Reads a task inside a write, as [`load`] does, with the name of the queue that it is to enter, and whether its owner has a limit
 /// of queued tasks: on PostgreSQL each statement is a way to the server and back.
 async fn load_for(tx: &mut Tx, task: &str, queue: &str) -> Result<(TaskRow, String, bool), StoreError> {
-    let sql = concat!(
-        "SELECT ",
-        columns!(tasks_without_doc),
-        ", queues.name AS queue_name, users.most_queued FROM tasks JOIN queues ON queues.id = $2 \
-         LEFT JOIN users ON users.id = tasks.owner WHERE tasks.id = $1"
-    );
-    if let Some(found) = query(sql).for_entry().bind(task).bind(queue).fetch_optional(&mut *tx).await? {
+    macro_rules! text {
+        ($($more:expr)?) => {
+            concat!(
+                "SELECT ", columns!(tasks_without_doc), $($more,)? ", queues.name AS queue_name, users.most_queued \
+                 FROM tasks JOIN queues ON queues.id = $2 LEFT JOIN users ON users.id = tasks.owner WHERE tasks.id = $1"
+            )
+        };
+    }
+    let found = query(text!()).on_postgres(text!(columns!(version))).for_entry();
+    if let Some(found) = found.bind(task).bind(queue).fetch_task(tx).await? {
+        tx.keep_queue(queue);
         let most: Option<i64> = found.try_get("most_queued")?;
         return Ok((row::task(&found)?, found.try_get("queue_name")?, most.is_some()));
     }
@@ -463,10 +487,18 @@ async fn take_in(
     Ok(Some(Taken { task, added_us, run }))
 }
 
+/// What one statement found in a queue.
+enum AtOnce {
+    Taken(Taken),
+    Empty,
+    /// Others keep all that is there.
+    Kept,
+}
+
 /// Takes the first task that nobody keeps out of a queue, and begins its run: one statement, where the database can. It is
 /// the transaction, too.
-async fn take_at_once(pool: &Pool, queue: &str, now_us: i64) -> Result<Option<Taken>, StoreError> {
-    let taken: Option<(String, i64, i64)> = query_as(
+async fn take_at_once(pool: &Pool, queue: &str, now_us: i64) -> Result<AtOnce, StoreError> {
+    let found = query(
         "WITH first AS MATERIALIZED (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
          WHERE queue_entries.queue = $1 ORDER BY position LIMIT 1 FOR UPDATE OF tasks SKIP LOCKED), \
          entry AS (DELETE FROM queue_entries USING first WHERE queue_entries.task = first.task \
@@ -475,13 +507,24 @@ async fn take_at_once(pool: &Pool, queue: &str, now_us: i64) -> Result<Option<Ta
          RETURNING id, run, project, tasks.queue), \
          runs AS (INSERT INTO runs (task, run, project, queue, taken_us, slices) \
          SELECT id, run, project, queue, $2, '[]' FROM begun) \
-         SELECT entry.task, added_us, run FROM entry JOIN begun ON begun.id = entry.task",
+         SELECT entry.task, added_us, run, CASE WHEN entry.task IS NULL \
+         THEN (SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
+         FROM queues WHERE id = $1) END AS waits \
+         FROM (SELECT 1) AS one LEFT JOIN entry ON TRUE LEFT JOIN begun ON begun.id = entry.task",
     )
     .bind(queue)
     .bind(now_us)
-    .fetch_optional(pool)
+    .fetch_one(pool)
     .await?;
-    Ok(taken.map(|(task, added_us, run)| Taken { task, added_us, run }))
+    if let Some(task) = found.try_get("task")? {
+        let (added_us, run) = (found.try_get("added_us")?, found.try_get("run")?);
+        return Ok(AtOnce::Taken(Taken { task, added_us, run }));
+    }
+    match found.try_get::<Option<i64>, _>("waits")? {
+        None => Err(StoreError::NoQueue(queue.to_owned())),
+        Some(0) => Ok(AtOnce::Empty),
+        Some(_) => Ok(AtOnce::Kept),
+    }
 }
 
 /// Takes the first entry out of a queue, or the one of `only`: its task, and since when it waited. On PostgreSQL the task's

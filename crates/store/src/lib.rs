@@ -189,6 +189,17 @@ impl Store {
         Ok(Write { tx: self.writers.begin_shared().await? })
     }
 
+    /// As [`Self::write_shared`], for a step of one task; on PostgreSQL without locks. If [`Self::is_to_repeat`] says so afterwards,
+    /// the step is repeated with them.
+    async fn write_seen(&self) -> Result<Write, StoreError> {
+        Ok(Write { tx: self.writers.begin_seen().await? })
+    }
+
+    /// Somebody changed what a step had read, or it had to read more.
+    fn is_to_repeat<T>(&self, done: &Result<T, StoreError>) -> bool {
+        self.is_shared() && matches!(done, Err(StoreError::Storage { fault: StorageFault::Busy, .. }))
+    }
+
     /// For records that may be lost with the machine's power, see [`Store::open`].
     async fn write_bulk(&self) -> Result<Write, StoreError> {
         Ok(Write { tx: self.writers.begin(Outlives::Crash).await? })

@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 19] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 20] = [
     (
         1,
         "first",
@@ -71,6 +71,12 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 19] = [
         "names",
         include_str!("../migrations/0020_names.sql"),
         Instead(include_str!("../migrations/postgres/0020_names.sql")),
+    ),
+    (
+        21,
+        "unchanged",
+        include_str!("../migrations/0021_unchanged.sql"),
+        Instead(include_str!("../migrations/postgres/0021_unchanged.sql")),
     ),
 ];
 

@@ -155,15 +155,8 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn is_waited_in(&self, queue: &str) -> Result<bool, StoreError> {
-        Ok(self.waits_in(queue).await?.unwrap_or(false))
-    }
-
-    /// The same; `None` if there is no such queue.
-    pub(crate) async fn waits_in(&self, queue: &str) -> Result<Option<bool>, StoreError> {
-        let count = "SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
-             FROM queues WHERE id = $1";
-        let waiting: Option<i64> = query_scalar(count).bind(queue).fetch_optional(&self.readers).await?;
-        Ok(waiting.map(|waiting| waiting > 0))
+        let first = query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").bind(queue);
+        Ok(first.fetch_optional(&self.readers).await?.is_some())
     }
 
     /// Checks that these queues exist.

@@ -97,8 +97,9 @@ async fn lasting(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
 }
 
 /// The task of the run that lasts has started.
-pub(crate) async fn start(tx: &mut Tx, task: &str, now_us: i64) -> Result<(), StoreError> {
-    let run = lasting(tx, task).await?;
+pub(crate) async fn start(tx: &mut Tx, old: &TaskRow, now_us: i64) -> Result<(), StoreError> {
+    let task = &old.index.id;
+    let run = if old.has_run() { old.run } else { lasting(tx, task).await? };
     query("UPDATE runs SET started_us = $3 WHERE task = $1 AND run = $2")
         .bind(task)
         .bind(run)

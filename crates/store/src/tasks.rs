@@ -246,7 +246,9 @@ pub(crate) async fn insert(tx: &mut Tx, new: &NewTask, now_us: i64) -> Result<()
 /// Reads a task inside a write, without what clients keep in it: that may be long.
 pub(crate) async fn load(tx: &mut Tx, id: &str) -> Result<TaskRow, StoreError> {
     let sql = concat!("SELECT ", columns!(tasks_without_doc), " FROM tasks WHERE id = $1");
-    let found = query(sql).for_update().bind(id).fetch_optional(tx).await?;
+    let on_postgres =
+        concat!("SELECT ", columns!(tasks_without_doc), columns!(version), " FROM tasks WHERE id = $1");
+    let found = query(sql).on_postgres(on_postgres).for_update().bind(id).fetch_task(tx).await?;
     found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
 }
 

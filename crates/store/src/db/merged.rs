@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use sqlx::postgres::PgConnection;
 use sqlx::{Postgres, Transaction};
 
-use super::query::{Statement, numbered};
+use super::query::{Statement, Value, numbered};
 
 #[derive(Debug)]
 pub(crate) struct Merged {
@@ -54,7 +54,7 @@ impl Merged {
 }
 
 /// Whether a statement can be one with those that wait.
-fn fits(waiting: &[Statement], statement: &Statement) -> bool {
+pub(super) fn fits(waiting: &[Statement], statement: &Statement) -> bool {
     let mut tables = BTreeSet::new();
     let mut all = waiting.iter().chain([statement]);
     waiting.is_empty() || all.all(|each| table(&each.text).is_some_and(|table| tables.insert(table)))
@@ -74,21 +74,26 @@ fn table(text: &str) -> Option<&str> {
 /// All as one statement, the last one as its end.
 fn merged(mut statements: Vec<Statement>) -> Option<Statement> {
     let last = statements.pop()?;
+    let (mut text, mut values) = parts(statements);
+    text.push_str(&last.text);
+    values.extend(last.values);
+    Some(Statement { text: Cow::Owned(numbered(&text)), values })
+}
+
+/// The beginning of a statement of which these are parts: `part0`, `part1`…
+pub(super) fn parts(statements: Vec<Statement>) -> (String, Vec<Value>) {
     let (mut text, mut values) = (String::new(), Vec::new());
     for (n, statement) in statements.into_iter().enumerate() {
         let begin = if n == 0 { "WITH" } else { "," };
         text.push_str(&format!("{begin} part{n} AS ({}) ", statement.text));
         values.extend(statement.values);
     }
-    text.push_str(&last.text);
-    values.extend(last.values);
-    Some(Statement { text: Cow::Owned(numbered(&text)), values })
+    (text, values)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::db::Value;
 
     fn statement(text: &'static str, values: &[i64]) -> Statement {
         Statement { text: Cow::Borrowed(text), values: values.iter().map(Value::from).collect() }

@@ -5,6 +5,7 @@ mod builder;
 mod merged;
 pub(crate) mod postgres;
 mod query;
+mod seen;
 pub(crate) mod sqlite;
 mod words;
 mod writer;
@@ -54,6 +55,14 @@ impl Writers {
         })
     }
 
+    /// The same for a step of one task, on PostgreSQL without locks. It may have to be repeated with [`Self::begin_shared`].
+    pub(crate) async fn begin_seen(&self) -> Result<Tx, sqlx::Error> {
+        match self {
+            Self::Sqlite(_) => self.begin_shared().await,
+            Self::Postgres(pool) => Ok(Tx::Seen(seen::Seen::new(pool.clone()))),
+        }
+    }
+
     /// Connections for a statement that writes, and is a transaction by itself; `None`: SQLite can't write in the middle of a
     /// statement that reads.
     pub(crate) fn at_once(&self) -> Option<Pool> {
@@ -79,6 +88,8 @@ pub(crate) enum Tx {
     /// One that writes.
     Writing(writer::Writing),
     Postgres(merged::Merged),
+    /// One that has not begun.
+    Seen(seen::Seen),
 }
 
 /// The kinds of work that one transaction does at a time: the first numbers of their locks on PostgreSQL. The second one
@@ -135,6 +146,7 @@ impl Tx {
             Self::Sqlite(tx) => tx.commit().await,
             Self::Writing(writing) => writing.commit().await,
             Self::Postgres(tx) => tx.commit().await,
+            Self::Seen(seen) => seen.commit().await,
         }
     }
 
@@ -143,7 +155,14 @@ impl Tx {
         match self {
             Self::Writing(writing) => writing.give_up().await,
             // They end by themselves, and have read nothing that was not committed.
-            Self::Sqlite(_) | Self::Postgres(_) => Ok(()),
+            Self::Sqlite(_) | Self::Postgres(_) | Self::Seen(_) => Ok(()),
+        }
+    }
+
+    /// The queue must not be deleted before the commit, where reading its row did not keep it.
+    pub(crate) fn keep_queue(&mut self, id: &str) {
+        if let Self::Seen(seen) = self {
+            seen.keep_queue(id);
         }
     }
 

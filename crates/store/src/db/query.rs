@@ -10,6 +10,7 @@ use sqlx::{
     Type,
 };
 
+use super::seen::needs_locks;
 use super::{Kind, Place, Pool, Tx};
 
 /// A value of a statement. NULL has a type too: PostgreSQL asks for it.
@@ -175,6 +176,7 @@ macro_rules! on {
                 tx.flush().await?;
                 Found::Postgres($query.postgres()?.$run(tx.connection()).await?)
             }
+            Place::Tx(Tx::Seen(_)) => return Err(needs_locks()),
         }
     };
 }
@@ -253,7 +255,17 @@ impl<O> Query<O> {
         match tx {
             Tx::Writing(writing) => writing.later(self.statement()),
             Tx::Postgres(postgres) => postgres.later(self.of_postgres().statement()).await?,
+            Tx::Seen(seen) => seen.later(self.of_postgres().statement()),
             Tx::Sqlite(_) => drop(self.execute(tx).await?),
+        }
+        Ok(())
+    }
+
+    /// As [`Query::later`] for the statement that changes the row of the task that was read. It ends in a condition.
+    pub(crate) async fn later_of_task(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
+        match tx {
+            Tx::Seen(seen) => seen.later_of_task(self.of_postgres().statement()),
+            tx => self.later(tx).await?,
         }
         Ok(())
     }
@@ -285,6 +297,15 @@ impl<O> Query<O> {
             Found::Sqlite(row) => row.map(|row| read(Row::Sqlite(row))).transpose(),
             Found::Postgres(row) => row.map(|row| read(Row::Postgres(row))).transpose(),
         }
+    }
+
+    /// Reads the row of the task that the step is about, and keeps it for the transaction or remembers its version.
+    pub(crate) async fn fetch_task(self, tx: &mut Tx) -> Result<Option<O>, sqlx::Error> {
+        let Tx::Seen(seen) = tx else { return self.fetch_optional(tx).await };
+        let read = self.read;
+        let query = Self { lock: "", ..self }.postgres()?;
+        let row = query.fetch_optional(seen.pool()).await?.map(Row::Postgres);
+        row.map(|row| seen.note(&row).and_then(|()| read(row))).transpose()
     }
 
     pub(crate) async fn fetch_one<'c>(self, on: impl Into<Place<'c>>) -> Result<O, sqlx::Error> {

@@ -1,0 +1,1 @@
+-- Only PostgreSQL: here a step locks the whole database.
