@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    Activation, ContextCache, Driver, DriverError, GpuInstance, Installation, MIG_COMMAND, PROBE_CONTEXT_COMMAND,
-    ProcessMemory, open_with_probe, simulated,
+    Activation, ContextCache, Driver, DriverError, GpuInstance, Installation, MIG_COMMAND,
+    PROBE_CONTEXT_COMMAND, ProcessMemory, open_with_probe, simulated,
 };
 use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
 use tempfile::TempDir;

@@ -94,8 +94,9 @@ impl Leader {
         let began = Instant::now();
         let Some((lease, _)) = self.held.clone() else { return Ok(false) };
         let renewed = timeout(self.duration / 3, self.write(lease, began, false)).await;
-        let renewed =
-            renewed.unwrap_or_else(|_| Err(KubeError::Interrupted("no answer within a third of the Lease's time".to_owned())))?;
+        let renewed = renewed.unwrap_or_else(|_| {
+            Err(KubeError::Interrupted("no answer within a third of the Lease's time".to_owned()))
+        })?;
         if !renewed {
             tracing::warn!(identity = self.identity, "another replica leads now");
         }

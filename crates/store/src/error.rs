@@ -307,7 +307,9 @@ impl StorageFault {
                 sqlx::Error::Io(source) if let Some(shared) = shared(source) => Self::of(shared),
                 sqlx::Error::Io(source) if is_of_a_connection(source.kind()) => Some(Self::Away),
                 // A step that needs locks (db/seen.rs).
-                sqlx::Error::Io(source) if source.kind() == std::io::ErrorKind::WouldBlock => Some(Self::Busy),
+                sqlx::Error::Io(source) if source.kind() == std::io::ErrorKind::WouldBlock => {
+                    Some(Self::Busy)
+                }
                 sqlx::Error::Io(_) => Some(Self::Io),
                 // sqlx reads a zero where the connection ended before the answer to its first question: no server returns
                 // that.

@@ -265,7 +265,9 @@ impl TaskFilter {
             sql.push(format_args!(" AND {}tasks.status <> ", kind.no_index())).push_bind(status);
         }
         if let Some(pattern) = &self.name_pattern {
-            sql.push(" AND tasks.name").push(kind.matches()).push_bind(pattern);
+            let is_found = kind == Kind::Sqlite || literal::has_trigram(pattern);
+            sql.push(if is_found { " AND tasks.name" } else { " AND (tasks.name || '')" });
+            sql.push(kind.matches()).push_bind(pattern);
         }
         if let Some(scope) = &self.scope {
             scope.of_tasks(sql);

@@ -18,9 +18,30 @@ fn longest(hir: &Hir) -> Option<&[u8]> {
     }
 }
 
+/// Whether an index of trigrams can find its matches: it needs three letters or digits in a row. For other expressions PostgreSQL
+/// would read all of that index, and then all rows.
+pub(crate) fn has_trigram(pattern: &str) -> bool {
+    const CHARS: usize = 3;
+    pattern.split(|each: char| !each.is_alphanumeric()).any(|word| word.chars().count() >= CHARS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn expressions_that_an_index_of_trigrams_finds() {
+        for (pattern, found) in [
+            ("abc", true),
+            ("foo|bar", true),
+            ("77", false),
+            ("a.*b", false),
+            (r"\d\d\d", false),
+            ("üöä", true),
+        ] {
+            assert_eq!(has_trigram(pattern), found, "{pattern}");
+        }
+    }
 
     #[test]
     fn texts_that_each_match_has() {

@@ -67,8 +67,8 @@ async fn refuse(tx: &mut Tx, task: &TaskRow, run: Option<i64>, over: &'static st
     let Some(run) = run else { return Ok(()) };
     let id = &task.index.id;
     let is_newest = run == task.run;
-    let holds = is_newest
-        && (task.has_run() || query(over).bind(id).bind(run).fetch_optional(tx).await?.is_none());
+    let holds =
+        is_newest && (task.has_run() || query(over).bind(id).bind(run).fetch_optional(tx).await?.is_none());
     if holds { Ok(()) } else { Err(StoreError::StaleRun { task: id.clone(), run, newest: task.run }) }
 }
 

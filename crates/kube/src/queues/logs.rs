@@ -189,7 +189,8 @@ async fn next_piece(
                 Err(_) => return Ok(Piece { text: piece, is_last: false }),
             },
         };
-        let is_last = read.map_err(|error| KubeError::Interrupted(format!("a log breaks off: {error}")))? == 0;
+        let is_last =
+            read.map_err(|error| KubeError::Interrupted(format!("a log breaks off: {error}")))? == 0;
         if let Some((at, text)) = stamped(&std::mem::take(line))
             && !sent.has(at, text.trim_end())
         {
