@@ -38,6 +38,10 @@ CANTLE_TEST_REPLICAS=5 CANTLE_TEST_TASKS=1000 tests/cluster/run.sh -k "max_pods 
 # The same packing where there are a thousand nodes; and Kueue, which takes minutes to build.
 CANTLE_TEST_NODES=1000 tests/cluster/run.sh -s -k fill_gpus || [ $? = 77 ]
 CANTLE_TEST_KUEUE=yes tests/cluster/run.sh -k kueue || [ $? = 77 ]
+# Older versions of Kubernetes, each built once: claims on 1.35, and the classic path on 1.34.
+CANTLE_TEST_KUBERNETES=1.35.4 CANTLE_TEST_FEATURE_GATES=DRAConsumableCapacity=true,DRAPartitionableDevices=true,DRAExtendedResource=true \
+    tests/cluster/run.sh -k "documented_pods or test_scheduling or test_classic" || [ $? = 77 ]
+CANTLE_TEST_KUBERNETES=1.34.4 tests/cluster/run.sh -k "test_classic or test_reservation" || [ $? = 77 ]
 # A part of the openb trace as pods, next to `cantle simulate`.
 CANTLE_BENCH_GPUS=200 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
 # Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.

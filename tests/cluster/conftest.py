@@ -41,6 +41,18 @@ def pytest_runtest_protocol(item):
     return None
 
 
+@pytest.fixture(autouse=True)
+def known_to_this_version(request):
+    """Tests of what an older Kubernetes cannot do, by the documentation, are skipped there."""
+    since = request.node.get_closest_marker("since")
+    if since:
+        version = request.getfixturevalue("plane").api.get("/version")["gitVersion"]
+        numbers = lambda text: [int(each) for each in text.lstrip("v").split("+")[0].split("-")[0].split(".")]
+        needed, why = since.args
+        if numbers(version) < numbers(needed):
+            pytest.skip(f"Kubernetes {version} {why}")
+
+
 @pytest.fixture(scope="session")
 def programs():
     folder = os.environ.get("KUBEBUILDER_ASSETS")

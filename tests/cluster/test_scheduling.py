@@ -41,6 +41,7 @@ class Pods:
         assert not self.is_placed(name)
 
 
+@pytest.mark.since("1.36.2", "serves one kind of device on each GPU")
 def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     driver = make_driver(hand_made, "1xH100-80GB:mig,1xA100-40GB,1xA100-80GB:mig")
     devices = driver.devices()
@@ -65,6 +66,7 @@ def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     wait_until(lambda: newer() and set(driver.devices()) == set(devices), 60, driver.log)
 
 
+@pytest.mark.since("1.36.2", "serves one kind of device on each GPU")
 def test_the_nodes_label_puts_its_gpus_into_mig_mode(plane, hand_made, make_driver):
     instances = lambda driver: [name for name in driver.devices() if "-mig-" in name]
     driver = make_driver(hand_made, "1xA100-40GB,1xH100-80GB")
@@ -94,6 +96,7 @@ def test_a_driver_writes_slices_of_its_own_node_only(plane, hand_made, make_driv
         theirs.items("/api/v1/secrets")
 
 
+@pytest.mark.since("1.36.0", "has no taints of devices")
 def test_a_lost_gpu_is_tainted_and_leaves_the_others(plane, hand_made, make_driver, namespace, templates):
     driver = make_driver(hand_made, "2xA100-80GB")
     pods = Pods(plane.api, namespace)
@@ -112,6 +115,7 @@ def test_a_lost_gpu_is_tainted_and_leaves_the_others(plane, hand_made, make_driv
     assert not tainted()
 
 
+@pytest.mark.since("1.36.2", "serves one kind of device on each GPU")
 def test_shares_and_partitions_never_meet_on_a_gpu(plane, hand_made, make_driver, namespace, templates):
     make_driver(hand_made, "1xH100-80GB:mig")
     pods = Pods(plane.api, namespace)

@@ -365,7 +365,7 @@ impl TagRule {
 /// tags.
 fn has_tag(kind: Kind, sql: &mut Sql, column: &'static str, word: &str) {
     if kind == Kind::Postgres && column == "tasks.tags" {
-        sql.push("(tasks.tags <> '[]' AND tasks.tags::jsonb @> to_jsonb(").push_bind(word).push("::text))");
+        sql.push("tasks.tags::jsonb @> to_jsonb(").push_bind(word).push("::text)");
         return;
     }
     let quoted = serde_json::Value::from(word).to_string();

@@ -10,8 +10,6 @@ END $$;
 -- A task changes some times in its life, and a run too: with room in the page, a change that no index has stays there.
 ALTER TABLE tasks SET (fillfactor = 80);
 ALTER TABLE runs SET (fillfactor = 60);
--- Each change that an index has goes into all of them. Most tasks have no parent and no tags.
+-- Each change that an index has goes into all of them. Most tasks have no parent.
 DROP INDEX tasks_by_parent;
 CREATE INDEX tasks_by_parent ON tasks (parent) WHERE parent IS NOT NULL;
-DROP INDEX tasks_by_tag;
-CREATE INDEX tasks_by_tag ON tasks USING gin ((tags::jsonb)) WHERE tags <> '[]';
