@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_model::TaskStatus::{self, Created, InProgress, Published, Stopped};
@@ -20,7 +19,7 @@ fn at(now_us: i64) -> Change {
 async fn meanwhile(
     statement: &'static str,
     status: TaskStatus,
-) -> Option<(Arc<Store>, PgConnection, common::Fresh)> {
+) -> Option<(Store, PgConnection, common::Fresh)> {
     let fresh = common::fresh().await;
     let Database::Postgres(options) = &fresh.database else { return None };
     let store = fresh.open().await;
@@ -33,7 +32,7 @@ async fn meanwhile(
     let mut other = PgConnection::connect_with(options).await.unwrap();
     other.execute("BEGIN").await.unwrap();
     other.execute(statement).await.unwrap();
-    Some((Arc::new(store), other, fresh))
+    Some((store, other, fresh))
 }
 
 /// Commits when somebody waits for a row of it.
@@ -54,12 +53,8 @@ async fn commit(mut other: PgConnection) {
 async fn a_step_does_not_overwrite_what_it_has_not_seen() {
     let publish = "UPDATE tasks SET status = 'published' WHERE id = 't'";
     let Some((store, other, _fresh)) = meanwhile(publish, InProgress).await else { return };
-    let stopping = tokio::spawn({
-        let store = Arc::clone(&store);
-        async move { store.set_status("t", Stopped, &at(5)).await }
-    });
-    commit(other).await;
-    let refused = stopping.await.unwrap();
+    let change = at(5);
+    let (refused, ()) = tokio::join!(store.set_status("t", Stopped, &change), commit(other));
     assert!(matches!(refused, Err(StoreError::Status { from: Published, .. })), "{refused:?}");
     assert_eq!(store.task("t").await.unwrap().index.status, Published);
     let events = store.events_seen(Some("t"), None, 10, None).await.unwrap();
@@ -70,12 +65,9 @@ async fn a_step_does_not_overwrite_what_it_has_not_seen() {
 async fn a_step_is_repeated_on_what_there_is_now() {
     let rename = "UPDATE tasks SET name = 'other' WHERE id = 't'";
     let Some((store, other, _fresh)) = meanwhile(rename, InProgress).await else { return };
-    let stopping = tokio::spawn({
-        let store = Arc::clone(&store);
-        async move { store.set_status("t", Stopped, &at(5)).await }
-    });
-    commit(other).await;
-    assert_eq!(stopping.await.unwrap().unwrap(), InProgress);
+    let change = at(5);
+    let (from, ()) = tokio::join!(store.set_status("t", Stopped, &change), commit(other));
+    assert_eq!(from.unwrap(), InProgress);
     let task = store.task("t").await.unwrap();
     assert_eq!((task.index.status, task.index.name.as_str()), (Stopped, "other"));
 }
@@ -85,12 +77,8 @@ async fn no_task_enters_a_queue_that_is_deleted_meanwhile() {
     let Some((store, other, _fresh)) = meanwhile("DELETE FROM queues WHERE id = 'q'", Created).await else {
         return;
     };
-    let entering = tokio::spawn({
-        let store = Arc::clone(&store);
-        async move { store.enqueue("t", "q", &at(5)).await }
-    });
-    commit(other).await;
-    let refused = entering.await.unwrap();
+    let change = at(5);
+    let (refused, ()) = tokio::join!(store.enqueue("t", "q", &change), commit(other));
     assert!(matches!(refused, Err(StoreError::NoQueue(_))), "{refused:?}");
     assert_eq!(store.task("t").await.unwrap().index.status, Created);
 }
