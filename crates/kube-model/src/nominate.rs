@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use cantle_decide::{BrokenPlan, SnapshotBuilder, decide};
 use cantle_model::{LeaseId, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{Host, Plan, Policy, Running, Waiting};
+use cantle_sched::{Host, Mix, Plan, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -20,8 +20,11 @@ use crate::inject::{self, SLICE_LABEL};
 use crate::names::PACKING_GATE;
 use crate::{ObjectExt as _, TemplateName};
 
+mod expected;
 pub mod preempt;
 mod under_way;
+
+pub use expected::Requests;
 
 /// The one queue: pods as they came.
 const QUEUE: &str = "pods";
@@ -56,6 +59,7 @@ pub struct Nominator<'a> {
     /// GPUs and their allocations.
     pub view: &'a ClusterView,
     nodes: BTreeMap<String, (Vec<Taint>, Host)>,
+    expected: Mix,
 }
 
 impl<'a> Nominator<'a> {
@@ -77,7 +81,14 @@ impl<'a> Nominator<'a> {
             }
             (name, (taints, free))
         };
-        Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
+        let nodes = nodes.iter().map(|node| of_node(node.borrow())).collect();
+        Self { view, nodes, expected: Mix::new() }
+    }
+
+    /// Places pods where they leave room for these.
+    #[must_use]
+    pub fn expecting(self, expected: Mix) -> Self {
+        Self { expected, ..self }
     }
 
     /// Advice on those of the waiting pods that may be nominated, in the order of their priority, and then of their creation. `made`
@@ -142,9 +153,9 @@ impl<'a> Nominator<'a> {
         }));
         world = world.running(self.under_way(others, &is_open));
         let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
-        let waiting = batch.iter().filter_map(|pod| self.waiting_of(pod)).collect();
+        let waiting = batch.iter().filter_map(|pod| waiting_of(self.view, pod)).collect();
         let policy = Policy { backfill: true, ..Policy::default() };
-        decide(&world.queue(spec, waiting).build(), &policy, 0)
+        decide(&world.queue(spec, waiting).expected(self.expected.clone()).build(), &policy, 0)
     }
 
     /// The constraints that keep a pod from a node, apart from GPUs.
@@ -181,17 +192,17 @@ impl<'a> Nominator<'a> {
             Err(error) => Some(error.to_string()),
         }
     }
+}
 
-    fn waiting_of(&self, pod: &Pod) -> Option<Waiting> {
-        let template = template_of(pod).or_else(|| inject::template_of(pod))?;
-        let gpus = self.view.nodes.iter().flat_map(|node| &node.gpus);
-        let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
-        let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.slice_request(tables));
-        waiting.compute = template.compute();
-        waiting.devices = template.devices();
-        waiting.host = host_of(pod);
-        Some(waiting)
-    }
+fn waiting_of(view: &ClusterView, pod: &Pod) -> Option<Waiting> {
+    let template = template_of(pod).or_else(|| inject::template_of(pod))?;
+    let gpus = view.nodes.iter().flat_map(|node| &node.gpus);
+    let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
+    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.slice_request(tables));
+    waiting.compute = template.compute();
+    waiting.devices = template.devices();
+    waiting.host = host_of(pod);
+    Some(waiting)
 }
 
 pub(crate) fn template_of(pod: &Pod) -> Option<TemplateName> {
@@ -396,6 +407,45 @@ pub(crate) mod tests {
             .advise(&[pod("next", "cantle-fraction-1250", json!({}))], &made)
             .nominations;
         assert_ne!(next["next"].node, node);
+    }
+
+    fn requests(view: &ClusterView, slices: &[&str], count: usize) -> Requests {
+        let mut requests = Requests::default();
+        let pods: Vec<Pod> =
+            (0..count).map(|at| pod(&format!("old{at}"), slices[at % slices.len()], json!({}))).collect();
+        // Twice, and then without those that have ended.
+        requests.see(view, &pods);
+        requests.see(view, &pods);
+        requests.see(view, &[] as &[Pod]);
+        requests
+    }
+
+    /// 0.4 of the GPU of node a is taken. Half of all pods request 0.6, and half 0.4.
+    #[test]
+    fn what_came_before_decides_which_gpu_is_filled() {
+        let (mut view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
+        let hold = |node: &str, milli: u32| PodSlices {
+            node: node.to_owned(),
+            pod: format!("on-{node}"),
+            name: format!("team/on-{node}"),
+            slices: vec![Slice {
+                gpu: GpuUuid(format!("GPU-{node}-0")),
+                milli: Milli(milli),
+                memory_limit_bytes: u64::from(milli) * (40 << 30) / 1000,
+                mig: None,
+            }],
+        };
+        view.holdings.push(hold("a", 400));
+        let none: [Pod; 0] = [];
+        let next = pod("next", "cantle-fraction-3000", json!({}));
+        let node = |requests: &Requests| {
+            let nominator = Nominator::new(&view, &nodes, &none).expecting(requests.mix());
+            nominator.advise(std::slice::from_ref(&next), &BTreeMap::new()).nominations["next"].node.clone()
+        };
+        let slices = ["cantle-fraction-6000", "cantle-fraction-4000"];
+        assert_eq!(node(&requests(&view, &slices, 99)), "a", "too few are known: the fullest GPU");
+        assert_eq!(node(&requests(&view, &slices, 100)), "b", "0.6 is kept for one that needs it");
+        assert!(requests(&view, &["cantle-mig-1g.10gb"], 100).mix().is_empty());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::watched::follow;
 use cantle_kube_model::cluster::ClusterView;
 use cantle_kube_model::gpu_quota;
 use cantle_kube_model::inject::SLICE_LABEL;
-use cantle_kube_model::nominate::{Advice, Nomination, Nominator, is_held, nominated_node};
+use cantle_kube_model::nominate::{Advice, Nomination, Nominator, Requests, is_held, nominated_node};
 use cantle_kube_model::queues::outcome::is_unschedulable;
 
 /// Field manager of what we write.
@@ -86,11 +86,23 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
     let (pods, quotas) = follow_pods(&mut background, &client, &changed);
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(identity) };
     let events = Recorder::new(client.clone(), reporter);
-    let (made, told) = (BTreeMap::new(), BTreeMap::new());
+    let (requests, made, told) = (Requests::default(), BTreeMap::new(), BTreeMap::new());
     let evictor = preempts.then(|| Evictor::new(client.clone(), events.clone()));
     let let_go = BTreeSet::new();
-    let mut packer =
-        Packer { client, watched, pods, quotas, let_go, leader, made, events, told, evictor, asked_at: None };
+    let mut packer = Packer {
+        client,
+        watched,
+        pods,
+        quotas,
+        requests,
+        let_go,
+        leader,
+        made,
+        events,
+        told,
+        evictor,
+        asked_at: None,
+    };
     let mut look = ticks(LOOK_EVERY);
     loop {
         tokio::select! {
@@ -145,6 +157,8 @@ struct Packer {
     watched: Watched,
     pods: Store<Pod>,
     quotas: Store<ResourceQuota>,
+    /// Those of the pods that this replica has seen.
+    requests: Requests,
     /// Pods whose gate was taken away, by their UIDs, until they are seen without it.
     let_go: BTreeSet<String>,
     leader: Leader,
@@ -194,6 +208,9 @@ impl Packer {
                 None
             }
         };
+        if let Some(view) = &view {
+            self.requests.see(view, &live);
+        }
         let beyond = self.beyond(view.as_ref(), &live);
         let (held, allowed) =
             waiting.into_iter().partition(|pod| beyond.contains_key(&pod.uid().unwrap_or_default()));
@@ -259,7 +276,7 @@ impl Packer {
         });
         let under_way = self.made.iter().map(|(uid, made)| (uid.clone(), made.nomination.clone())).collect();
         let placed = self.watched.placed();
-        let nominator = Nominator::new(view, &self.watched.nodes(), &placed);
+        let nominator = Nominator::new(view, &self.watched.nodes(), &placed).expecting(self.requests.mix());
         let mut advice = nominator.advise(waiting, &under_way);
         if let Some(evictor) = &mut self.evictor {
             let in_vain = evictor.turn(&nominator, &placed, waiting, &under_way).await;

@@ -58,10 +58,18 @@ impl Outlook {
             items.iter().map(|item| item.count * of(item.shape.host()) as f64).sum::<f64>()
         };
         let (cpu, memory) = (host(|host| host.cpu_milli), host(|host| host.memory_bytes));
+        let host_per_gpu = (cpu / total, memory / total);
+        let mut slots = slots(&items, total);
+        if let Some(kind) = largest(cluster, host_per_gpu)
+            && slots.iter().all(|known| known.gpus != kind.gpus)
+        {
+            slots.push(kind);
+        }
+        slots.truncate(SLOT_KINDS);
         Some(Self {
             remainders: remainders(&items),
-            host_per_gpu: (cpu / total, memory / total),
-            slots: slots(&items, total),
+            host_per_gpu,
+            slots,
             pools: pools(&items, total, cluster.classes().len()),
         })
     }
@@ -114,8 +122,17 @@ fn slots(items: &[Item], total: f64) -> Vec<SlotKind> {
         })
         .collect();
     kinds.sort_by(|a, b| (f64::from(b.gpus) * b.rate).total_cmp(&(f64::from(a.gpus) * a.rate)));
-    kinds.truncate(SLOT_KINDS);
     kinds
+}
+
+/// A task for all GPUs of the largest node, in case none was counted. A few hundred tasks do not show a rare demand, and one such
+/// task is as large as many others. With this rate, its places have the least price.
+fn largest(cluster: &Cluster, host_per_gpu: (f64, f64)) -> Option<SlotKind> {
+    let gpus = cluster.nodes().iter().map(|node| node.gpus.len()).max()?;
+    let gpus = u32::try_from(gpus).ok().filter(|gpus| *gpus > 1)?;
+    let of = |amount: f64| whole(amount * f64::from(gpus));
+    let host = Host { cpu_milli: of(host_per_gpu.0), memory_bytes: of(host_per_gpu.1) };
+    Some(SlotKind { gpus, host, rate: 0.0 })
 }
 
 /// Nearest whole number of a non-negative average.

@@ -197,3 +197,51 @@ fn untouched(node: &NodeFree) -> u64 {
 fn micro(gpus: f64) -> i64 {
     (gpus * MICRO).round() as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::{ComputeMode, Gpu, GpuUuid, Isolation};
+
+    use super::*;
+    use crate::{GpuDemand, GpuState, Node, Picker, Standard};
+
+    fn gpus(number: u32, cpu_milli: u64) -> Demand {
+        Demand {
+            gpus: GpuDemand::Whole { min: number, max: number },
+            models: Vec::new(),
+            pools: Vec::new(),
+            used_up: Vec::new(),
+            host: Host { cpu_milli, memory_bytes: 0 },
+            isolation: Isolation::Any,
+            compute: ComputeMode::Even,
+        }
+    }
+
+    /// A node with two GPUs and 16 CPUs.
+    fn node(name: &str) -> Node {
+        let gpu = |index| {
+            let uuid = GpuUuid(format!("GPU-{name}-{index}"));
+            let gpu = Gpu { uuid, index, model: "A100".to_owned(), memory_bytes: 40 << 30, mig: false };
+            GpuState::new(gpu)
+        };
+        let mut node = Node::new(name, (0..2).map(gpu).collect());
+        node.host = Some(Host { cpu_milli: 16_000, memory_bytes: 1 << 40 });
+        node
+    }
+
+    /// A hundred tasks with one GPU were counted. The other node's CPUs are a little more worth than those of the node in use.
+    #[test]
+    fn a_whole_node_is_kept_for_a_task_that_was_never_counted() {
+        let mut cluster = Cluster::empty(&[node("whole"), node("in use")]);
+        let placement = crate::Placement::Binpack;
+        let first =
+            Standard::picker(placement, &[], &cluster).find(&cluster, &cluster.shape(&gpus(1, 7_500)));
+        let mut first = first.unwrap();
+        first.node = 1;
+        cluster.take(&first);
+        let mix = [(gpus(1, 8_000), 100)];
+        let mut picker = Picker::new(Worth::new(&mix, &cluster).unwrap(), &cluster);
+        let place = picker.find(&cluster, &cluster.shape(&gpus(1, 8_000))).unwrap();
+        assert_eq!(place.node, 1);
+    }
+}
