@@ -164,6 +164,15 @@ def test_an_ordinary_user(box, visitor):
     assert not box.machine.path("/var/lib/cantle/sim/state").exists(), "root's place is not touched"
 
 
+def test_root_of_a_user_namespace(box):
+    """As in a container of LXC or of a rootless engine: it may mount, but make no device nodes."""
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+    done = box.program(*namespace, CANTLE, "run", "--sim-gpus", "1xA100-40GB", "--gpu", "0.5", "--", *FILL)
+    assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert record["total_bytes"] == 20 * GIB and record["refused_code"] == 2
+
+
 def test_an_ordinary_user_without_user_namespaces_is_told(visitor):
     """As where the administrator has switched them off."""
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all -- "$@"'

@@ -90,7 +90,7 @@ pub fn enter(machine: &Machine) -> Result<()> {
     let stage = mounts::Stage::new(&home.join("mnt"))?;
     let state = home.join("state");
     // Before /dev is covered: the node of a new loop device appears in the machine's own.
-    let device = if is_root { loop_device::attach(&state)? } else { None };
+    let device = if is_root && namespace::makes_nodes()? { loop_device::attach(&state)? } else { None };
     libraries::put(&stage, &files)?;
     let backing = dev::Backing::of(device.as_ref(), &state)?;
     dev::put(&stage, machine.layout, &hardware, &backing, &shared_memory(home)?)?;

@@ -31,10 +31,33 @@ pub(crate) fn enter() -> Result<bool> {
     Ok(is_root)
 }
 
+/// May root make device nodes? Not in a user namespace, as in a container without privileges on the host (LXC, a rootless engine).
+pub(crate) fn makes_nodes() -> Result<bool> {
+    let map = step("read the user namespace", || fs::read_to_string("/proc/self/uid_map"))?;
+    Ok(is_initial(&map))
+}
+
+/// The first user namespace maps every user to itself.
+fn is_initial(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// A user namespace gives its creator every capability. An ordinary user of a machine has none.
 pub(crate) fn drop_capabilities() -> Result<()> {
     let none = CapabilitySet::empty();
     step("drop the capabilities in the user namespace", || {
         Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_user_namespace_maps_all_users_to_themselves() {
+        assert!(is_initial("         0          0 4294967295\n"));
+        assert!(!is_initial("         0          0          1\n"), "unshare --map-root-user by root");
+        assert!(!is_initial("         0     100000      65536\n"), "LXC");
+    }
 }
