@@ -56,6 +56,9 @@ def fresh():
             (tree / name).mkdir(exist_ok=True)
         (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
         tree.chmod(0o755)
-        yield Emulated(tree)
+        debian = Emulated(tree)
+        # What a script of a package does everywhere.
+        debian.run("ldconfig")
+        yield debian
     finally:
         shutil.rmtree(tree, ignore_errors=True)
