@@ -42,8 +42,8 @@ CANTLE_TEST_KUEUE=yes tests/cluster/run.sh -k kueue || [ $? = 77 ]
 CANTLE_TEST_KUBERNETES=1.35.4 CANTLE_TEST_FEATURE_GATES=DRAConsumableCapacity=true,DRAPartitionableDevices=true,DRAExtendedResource=true \
     tests/cluster/run.sh -k "documented_pods or test_scheduling or test_classic" || [ $? = 77 ]
 CANTLE_TEST_KUBERNETES=1.34.4 tests/cluster/run.sh -k "test_classic or test_reservation" || [ $? = 77 ]
-# A part of the openb trace as pods, next to `cantle simulate`.
-CANTLE_BENCH_GPUS=200 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
+# Parts of the openb trace as pods, next to `cantle simulate`.
+CANTLE_BENCH_SEEDS=42,43,44,45,46 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
 # Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.
 CANTLE_TEST_FILE_MIB=2048 CANTLE_TEST_ALL=yes tests/files/run.sh || [ $? = 77 ]
 CANTLE_TEST_ALL=yes .venv/bin/python -m pytest -q tests/e2e/test_lost_node.py

@@ -13,6 +13,7 @@ import pytest
 
 import built
 import chart
+import containerd
 import image
 from api import PARTITIONED, RESOURCE, claim_template, node
 from control_plane import OWN_NODE, ControlPlane
@@ -97,7 +98,7 @@ def second_worker(programs, folder, plane, worker):
 
 
 def run_worker(programs, folder, plane, **which):
-    missing = [name for name in ["containerd", "containerd-shim-runc-v2", "ctr"] if not (programs / name).exists()]
+    missing = [name for name in containerd.PROGRAMS if not (programs / name).exists()]
     if not OWN_NODE or missing or not shutil.which("runc"):
         pytest.skip("a kubelet with real pods needs root, namespaces, ip, runc and, in addition to Kubernetes' programs, containerd")
     archive = folder / "images.tar"
@@ -123,9 +124,9 @@ def built_images(worker, folder):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
             built.build(folder, archive)
-    worker.ctr("images", "import", archive)
+    worker.runtime.load(archive)
     # In place of the registry that the pages name.
-    worker.ctr("images", "tag", f"docker.io/{built.CANTLE}", "registry.example/cantle:0.1.0")
+    worker.runtime.tag(f"docker.io/{built.CANTLE}", "registry.example/cantle:0.1.0")
     if not TAKEN:
         archive.unlink()
 
@@ -136,7 +137,7 @@ def scheduler_image(worker, plane, programs, folder):
     archive = folder / "scheduler.tar"
     version = plane.api.get("/version")["gitVersion"]
     image.program(programs / "kube-scheduler", archive, f"registry.k8s.io/kube-scheduler:{version}")
-    worker.ctr("images", "import", archive)
+    worker.runtime.load(archive)
     archive.unlink()
 
 

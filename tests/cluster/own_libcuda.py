@@ -58,7 +58,7 @@ class CoveringClassicNode(Covering, ClassicNode):
 
 def machine(worker, folder):
     """The worker's machine, with a driver that is older than the image, which the worker then has."""
-    if IMAGE not in worker.ctr("images", "list", "--quiet"):
+    if IMAGE not in worker.runtime.images():
         add_image(worker, folder / "newer")
     return worker.with_gpus(ON_NODE, driver=INSTALLED)
 
@@ -75,7 +75,7 @@ def add_image(worker, made):
         out.add(made / "cuda", "usr/local/cuda")
     rootfs = subprocess.run([ROOT / "tests/rootfs.sh"], check=True, capture_output=True, text=True).stdout.strip()
     archive(pathlib.Path(rootfs), made / "image.tar", {"test": IMAGE}, [layer], [f"LD_LIBRARY_PATH=/{COMPAT}"])
-    worker.ctr("images", "import", made / "image.tar")
+    worker.runtime.load(made / "image.tar")
 
 
 def create(pods, manifest, name, way):

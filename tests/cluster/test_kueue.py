@@ -54,7 +54,7 @@ def kueue(plane, worker, programs, tmp_path_factory):
         pytest.skip("Kueue is for the soak: CANTLE_TEST_KUEUE=yes tests/cluster/run.sh -k kueue")
     home = tmp_path_factory.mktemp("kueue")
     image.program(programs / "kueue", home / "kueue.tar", IMAGE, place="manager")
-    worker.ctr("images", "import", home / "kueue.tar")
+    worker.runtime.load(home / "kueue.tar")
     shell = Shell(plane, programs, home)
     (home / "values.json").write_text(json.dumps(VALUES))
     shell.run(f"helm install kueue {programs / 'kueue-chart'} --namespace kueue-system --create-namespace --values values.json --wait --timeout 6m")

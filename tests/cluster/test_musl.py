@@ -28,7 +28,7 @@ def image(worker, tmp_path):
         out.add(program, "bin/main")
         out.add(LOADER.resolve(), str(LOADER)[1:])
     archive(tmp_path / "rootfs.tar", tmp_path / "image.tar", {"test": IMAGE})
-    worker.ctr("images", "import", tmp_path / "image.tar")
+    worker.runtime.load(tmp_path / "image.tar")
 
 
 @pytest.mark.dra("An image with musl and without glibc (Alpine) is refused at its start, with the reason")

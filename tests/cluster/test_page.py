@@ -24,7 +24,7 @@ def fresh(plane, worker, built_images):
     chart.delete(api, chart.standing())
     api.delete(namespace)
     wait_until(lambda: api.find(namespace) is None, 180, "the end of cantle's namespace")
-    worker.ctr("images", "tag", "localhost/cantle-test:1", NVIDIA)
+    worker.runtime.tag("localhost/cantle-test:1", NVIDIA)
     worker.with_gpus("1xA100-40GB")
     yield plane
     for name in ["cantle-tasks", chart.NAMESPACE]:

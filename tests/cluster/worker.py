@@ -1,82 +1,47 @@
-"""A worker node: containerd and kubelet, as they are, on a machine of their own."""
+"""A worker node: container runtime and kubelet, as they are, on a machine of their own."""
 
-import contextlib
 import json
 import os
 import pathlib
-import signal
-import subprocess
 import time
 
+import crio
+from containerd import Containerd
 from control_plane import GATES
 from image import IMAGES
-from processes import Program, free_ports, pids_with, wait_until
+from processes import Program, free_ports, wait_until
 from worker_machine import WorkerMachine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KUBELET_DIR = pathlib.Path("/var/lib/kubelet")
+RUNTIME = crio.Crio if crio.FOLDER else Containerd
 CDI_DIR = pathlib.Path("/run/cdi")
 # With cgroups of version 1 there is one directory for each controller.
 CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
 if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
     CGROUPS = [pathlib.Path("/sys/fs/cgroup")]
 
-CONTAINERD = """
-version = 3
-root = '{dir}/data'
-state = '{dir}/state'
-[grpc]
-  address = '{dir}/containerd.sock'
-[plugins.'io.containerd.cri.v1.images']
-  snapshotter = 'overlayfs'
-  [plugins.'io.containerd.cri.v1.images'.pinned_images]
-    sandbox = '{pause}'
-[plugins.'io.containerd.cri.v1.runtime']
-  enable_cdi = true
-  cdi_spec_dirs = ['{cdi}']
-  restrict_oom_score_adj = true
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    use_internal_loopback = true
-    bin_dirs = ['{cni}']
-    conf_dir = '{dir}/cni'
-  [plugins.'io.containerd.cri.v1.runtime'.containerd]
-    default_runtime_name = 'runc'
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-      runtime_type = 'io.containerd.runc.v2'
-      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-        BinaryName = '{runtime}'
-        SystemdCgroup = false
-[plugins.'io.containerd.nri.v1.nri']
-  disable = true
-"""
-
 
 class Worker:
     def __init__(self, folder, programs, control_plane, name="worker"):
         self.folder, self.programs, self.plane, self.name = folder, programs, control_plane, name
         self.machine = WorkerMachine()
-        self.containerd_dir = folder / "containerd"
         self.port, self.health_port = free_ports(2)
-        self.socket = self.containerd_dir / "containerd.sock"
-        (self.containerd_dir / "cni").mkdir(parents=True)
         self.cgroup = f"cantle-test-{os.getpid()}-{name}"
         for folder in CGROUPS:
             (folder / self.cgroup).mkdir(exist_ok=True)
-        self.containerd = self.make_containerd()
+        self.runtime = self.make_runtime()
         self.kubelet = self.make_kubelet()
 
-    def make_containerd(self):
-        here = ROOT / "tests/cluster"
-        fields = {"dir": self.containerd_dir, "cdi": CDI_DIR, "pause": IMAGES["pause"], "cni": here / "cni", "runtime": here / "runtime.sh"}
-        config = self.containerd_dir / "config.toml"
-        config.write_text(CONTAINERD.format(**fields))
+    def make_runtime(self):
+        here, folder = ROOT / "tests/cluster", self.folder / "runtime"
+        (folder / "cni").mkdir(parents=True)
         # Pods of all nodes are in one network.
         plugin = {"type": "pods", "addresses": str(self.plane.folder / "pod-addresses")}
         pods = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
-        (self.containerd_dir / "cni/pods.conflist").write_text(json.dumps(pods))
-        # It looks for its shim in its own directory.
-        env = {"PATH": f"{self.programs}:{os.environ['PATH']}", "HOME": str(self.folder)}
-        return Program("containerd", self.folder, self.machine.command(self.programs / "containerd", "--config", config), env)
+        (folder / "cni/pods.conflist").write_text(json.dumps(pods))
+        fields = {"cdi": CDI_DIR, "pause": IMAGES["pause"], "cni": here / "cni", "runtime": here / "runtime.sh"}
+        return RUNTIME(folder, self.programs, self.machine, fields)
 
     def make_kubelet(self):
         certificates, name, leaf = self.plane.certificates, self.name, f"kubelet-{self.name}"
@@ -97,7 +62,7 @@ class Worker:
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": str(certificates.crt(leaf)),
             "tlsPrivateKeyFile": str(certificates.key(leaf)),
-            "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "containerRuntimeEndpoint": f"unix://{self.runtime.socket}",
             "cgroupDriver": "cgroupfs",
             # A kubelet ends all unknown pods below its root; another cluster may be running here.
             "cgroupRoot": f"/{self.cgroup}",
@@ -125,11 +90,12 @@ class Worker:
         return Program("kubelet", self.folder, self.machine.command(self.programs / "kubelet", *flags))
 
     def start(self, images):
-        self.containerd.start()
-        wait_until(self.socket.exists, 60, lambda: "no containerd:\n" + self.containerd.log()[-2000:])
-        self.ctr("images", "import", images)
-        there = self.ctr("images", "list", "--quiet")
-        assert all(image in there for image in IMAGES.values()), there + self.containerd.log()[-2000:]
+        program = self.runtime.program
+        program.start()
+        wait_until(self.runtime.socket.exists, 60, lambda: "no container runtime:\n" + program.log()[-2000:])
+        self.runtime.load(images)
+        there = self.runtime.images()
+        assert all(image in there for image in IMAGES.values()), there + program.log()[-2000:]
         self.kubelet.start()
         wait_until(self.is_ready, 120, lambda: "kubelet not ready:\n" + self.kubelet.log()[-3000:])
         # It omits a loopback address; without an address it cannot be asked for logs.
@@ -142,16 +108,12 @@ class Worker:
         self.machine.insert(gpus, **how)
         return self.machine
 
-    def ctr(self, *words):
-        command = [self.programs / "ctr", "--address", self.socket, "--namespace", "k8s.io", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
-
     def is_ready(self):
         return any(each["status"] == "True" for each in self.readiness())
 
     def readiness(self):
         """What the node says of it: one condition, or none yet."""
-        self.containerd.check()
+        self.runtime.program.check()
         self.kubelet.check()
         node = self.plane.api.find(f"/api/v1/nodes/{self.name}")
         conditions = node["status"].get("conditions", []) if node else []
@@ -168,17 +130,9 @@ class Worker:
         wait_until(lambda: self.is_ready() and heartbeat(self.readiness()) != heartbeat(before), 120, self.kubelet.log)
 
     def stop(self):
-        """Kubelet, then the containers, then containerd; then what they leave: the machine with its mounts, and cgroups."""
+        """Kubelet, then the containers and their runtime; then what they leave: the machine with its mounts, and cgroups."""
         self.kubelet.kill()
-        if self.containerd.child and self.containerd.child.poll() is None:
-            for task in self.ctr("tasks", "list", "--quiet").split():
-                self.ctr("tasks", "delete", "--force", task)
-        self.containerd.stop(15)
-        # The shims outlive it; each has the name of its socket among its words.
-        for pid in pids_with(str(self.socket)):
-            # One may have ended since.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.runtime.stop()
         self.machine.stop()
         remove_cgroups(self.cgroup)
 

@@ -41,7 +41,7 @@ CELLS = {
 # Modes that no cell tests, with the known facts.
 ELSEWHERE = [
     ("containerd, through Kubernetes", "runc", "CDI device (DRA), device plugin (classic)", "v1, root", "suite `k8s`, images with their own libcuda included"),
-    ("CRI-O, through Kubernetes", "runc, crun", "CDI device", "", "**not tried**: Debian 12 has no package of CRI-O, and its Go module cannot be downloaded on the test machine; see [below](#engines-that-were-not-tried)"),
+    ("CRI-O 1.37, through Kubernetes", "runc", "CDI device (DRA), device plugin (classic)", "v1, root", "a part of the suite `k8s` by hand, 2026-11-26; see [Kubernetes](kubernetes.md#cri-o)"),
     ("Podman's own client, root", "runc", "CDI device with a hook", "v1", "suite `docker`, test of Rust `container_slice`"),
     ("any, SELinux enforcing", "", "", "", "**not tried**: see [SELinux](#selinux)"),
 ]  # fmt: skip
