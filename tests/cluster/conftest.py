@@ -13,7 +13,6 @@ import pytest
 
 import built
 import chart
-import containerd
 import image
 from api import PARTITIONED, RESOURCE, claim_template, node
 from control_plane import OWN_NODE, ControlPlane
@@ -21,7 +20,7 @@ from driver import Driver
 from injector import Injector, end_pods
 from processes import wait_until
 from queues import Queues, Server
-from worker import KUBELET_DIR, Worker
+from worker import KUBELET_DIR, RUNTIME, Worker
 from worker_machine import Machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -98,9 +97,9 @@ def second_worker(programs, folder, plane, worker):
 
 
 def run_worker(programs, folder, plane, **which):
-    missing = [name for name in containerd.PROGRAMS if not (programs / name).exists()]
+    missing = RUNTIME.missing(programs)
     if not OWN_NODE or missing or not shutil.which("runc"):
-        pytest.skip("a kubelet with real pods needs root, namespaces, ip, runc and, in addition to Kubernetes' programs, containerd")
+        pytest.skip("a kubelet with real pods needs root, namespaces, ip, runc and a container runtime" + (f"; missing: {', '.join(missing)}" if missing else ""))
     archive = folder / "images.tar"
     rootfs = subprocess.run([ROOT / "tests/rootfs.sh"], check=True, capture_output=True, text=True).stdout.strip()
     image.archive(pathlib.Path(rootfs), archive)

@@ -1,14 +1,10 @@
 """containerd, as it is, as the container runtime of a worker node."""
 
-import contextlib
 import os
-import signal
 import subprocess
 
-from processes import Program, pids_with
+from processes import Program, kill_with
 
-NAME = "containerd"
-PROGRAMS = ["containerd", "containerd-shim-runc-v2", "ctr"]
 CONFIG = """
 version = 3
 root = '{dir}/data'
@@ -40,6 +36,11 @@ state = '{dir}/state'
 
 
 class Containerd:
+    @staticmethod
+    def missing(programs):
+        """What of it is not here."""
+        return [name for name in ("containerd", "containerd-shim-runc-v2", "ctr") if not (programs / name).exists()]
+
     def __init__(self, folder, programs, machine, fields):
         self.folder, self.programs = folder, programs
         self.socket = folder / "containerd.sock"
@@ -47,7 +48,7 @@ class Containerd:
         config.write_text(CONFIG.format(dir=folder, **fields))
         # It looks for its shim in its own directory.
         env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(folder)}
-        self.program = Program(NAME, folder.parent, machine.command(programs / "containerd", "--config", config), env)
+        self.program = Program("containerd", folder.parent, machine.command(programs / "containerd", "--config", config), env)
 
     def load(self, archive):
         """Takes the images of an archive (image.py)."""
@@ -67,10 +68,7 @@ class Containerd:
                 self.ctr("tasks", "delete", "--force", task)
         self.program.stop(15)
         # The shims outlive it; each has the name of its socket among its words.
-        for pid in pids_with(str(self.socket)):
-            # One may have ended since.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_with(str(self.socket))
 
     def ctr(self, *words):
         command = [self.programs / "ctr", "--address", self.socket, "--namespace", "k8s.io", *map(str, words)]

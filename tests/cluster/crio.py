@@ -3,18 +3,15 @@ package it, so the gate does not have it. It needs Debian's conmon and skopeo be
 
 One setting is not the default: control groups of cgroupfs, as the whole cluster has, because no systemd runs here."""
 
-import contextlib
 import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import tarfile
 
-from processes import Program, pids_with
+from processes import Program, kill_with
 
-NAME = "CRI-O"
 FOLDER = os.environ.get("CANTLE_TEST_CRIO")
 CONFIG = """
 [crio]
@@ -52,11 +49,16 @@ monitor_path = "{conmon}"
 
 
 class Crio:
-    def __init__(self, folder, programs, machine, fields):
-        self.folder = folder
+    @staticmethod
+    def missing(_):
+        """What of it is not here."""
+        own = [name for name in ("crio", "pinns") if not (pathlib.Path(FOLDER) / name).exists()]
+        return own + [name for name in ("conmon", "skopeo") if not shutil.which(name)]
+
+    def __init__(self, folder, _, machine, fields):
+        self.folder, programs = folder, pathlib.Path(FOLDER)
         self.socket = folder / "crio.sock"
         config = folder / "crio.conf"
-        programs = pathlib.Path(FOLDER)
         config.write_text(CONFIG.format(dir=folder, programs=programs, conmon=shutil.which("conmon"), **fields))
         (folder / "policy.json").write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
         # Names without a registry, as containerd reads them. CRI-O looks for this file in one place.
@@ -67,7 +69,7 @@ class Crio:
         self.machine = machine
         env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         command = [programs / "crio", "--config", config, "--config-dir", folder / "none"]
-        self.program = Program(NAME, folder.parent, machine.command(*command), env)
+        self.program = Program("CRI-O", folder.parent, machine.command(*command), env)
 
     def load(self, archive):
         """Takes the images of an archive, as image.py or Docker writes it."""
@@ -107,10 +109,7 @@ class Crio:
         listed = subprocess.run([*runc, "list", "--quiet"], capture_output=True, text=True, timeout=60).stdout.split()
         for container in listed:
             subprocess.run([*runc, "delete", "--force", container], capture_output=True, timeout=60)
-        for pid in pids_with(str(self.folder)):
-            # One may have ended since.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_with(str(self.folder))
 
     def stored(self, name):
         return f"containers-storage:[overlay@{self.folder / 'data'}+{self.folder / 'run'}]{name}"

@@ -1,5 +1,6 @@
 """Programs of the harness: each with a log, ended by its own pid and never left behind."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -81,6 +82,14 @@ class Program:
             self.child.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def kill_with(text):
+    """Ends the processes with this text in their command line, without any grace."""
+    for pid in pids_with(text):
+        # One may have ended since.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def pids_with(text):

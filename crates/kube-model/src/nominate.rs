@@ -27,7 +27,9 @@ mod under_way;
 pub use expected::Requests;
 
 /// The one queue: pods as they came.
-const QUEUE: &str = "pods";
+fn queue() -> QueueSpec {
+    QueueSpec { name: "pods".to_owned(), want: QueueWant::Task }
+}
 
 /// The node on which a pod is tried first, and the amount that it takes there until its claim names the GPU.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +119,10 @@ impl<'a> Nominator<'a> {
         let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
         let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
         // Without advice kube-scheduler places them as it always does.
-        let Ok(Plan { starts, waits, .. }) = self.plan(batch, others, None) else { return Advice::default() };
+        let expected = self.expected.clone();
+        let Ok(Plan { starts, waits, .. }) = self.plan(batch, others, None, expected) else {
+            return Advice::default();
+        };
         let nomination = |start: cantle_sched::Start| {
             let (template, host) = asked.remove(&start.task.0)?;
             Some((start.task.0, Nomination { node: start.node, template, host }))
@@ -128,12 +133,13 @@ impl<'a> Nominator<'a> {
         }
     }
 
-    /// The nodes of these pods, which have the same constraints: on any node, or on this one.
+    /// The nodes of these pods, which have the same constraints: on any node, or on this one, with room for what is expected.
     fn plan(
         &self,
         batch: &[&Pod],
         others: &BTreeMap<String, Nomination>,
         only: Option<&str>,
+        expected: Mix,
     ) -> Result<Plan, BrokenPlan> {
         let open = || {
             let nodes = self.view.nodes.iter().filter(|node| only.is_none_or(|only| only == node.name));
@@ -152,10 +158,9 @@ impl<'a> Nominator<'a> {
             Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
         }));
         world = world.running(self.under_way(others, &is_open));
-        let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
         let waiting = batch.iter().filter_map(|pod| waiting_of(self.view, pod)).collect();
         let policy = Policy { backfill: true, ..Policy::default() };
-        decide(&world.queue(spec, waiting).expected(self.expected.clone()).build(), &policy, 0)
+        decide(&world.queue(queue(), waiting).expected(expected).build(), &policy, 0)
     }
 
     /// The constraints that keep a pod from a node, apart from GPUs.
@@ -187,7 +192,8 @@ impl<'a> Nominator<'a> {
         if let Some(obstacle) = only.and_then(|node| self.obstacle(pod, node)) {
             return Some(obstacle.to_owned());
         }
-        match self.plan(&[pod], made, only.map(|node| node.name.as_str())) {
+        // Whether there is room does not depend on what is expected, and working that out takes time.
+        match self.plan(&[pod], made, only.map(|node| node.name.as_str()), Mix::new()) {
             Ok(plan) => plan.waits.first().map(|wait| wait.reason.to_string()),
             Err(error) => Some(error.to_string()),
         }
@@ -424,18 +430,14 @@ pub(crate) mod tests {
     #[test]
     fn what_came_before_decides_which_gpu_is_filled() {
         let (mut view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
-        let hold = |node: &str, milli: u32| PodSlices {
-            node: node.to_owned(),
-            pod: format!("on-{node}"),
-            name: format!("team/on-{node}"),
-            slices: vec![Slice {
-                gpu: GpuUuid(format!("GPU-{node}-0")),
-                milli: Milli(milli),
-                memory_limit_bytes: u64::from(milli) * (40 << 30) / 1000,
-                mig: None,
-            }],
-        };
-        view.holdings.push(hold("a", 400));
+        let slice =
+            Slice { gpu: "GPU-a-0".into(), milli: Milli(400), memory_limit_bytes: 16 << 30, mig: None };
+        view.holdings.push(PodSlices {
+            node: "a".into(),
+            pod: "held".into(),
+            name: "team/held".into(),
+            slices: vec![slice],
+        });
         let none: [Pod; 0] = [];
         let next = pod("next", "cantle-fraction-3000", json!({}));
         let node = |requests: &Requests| {

@@ -21,7 +21,7 @@ const CAPABILITY_MODE: u32 = 0o444;
 pub(crate) enum Backing {
     /// A block device: its nodes are real ones, which container engines pass on and to which the kernel controls access.
     Device(u64),
-    /// The state itself, bound to each name: without root nothing else is possible.
+    /// The state itself, bound to each name: nothing else is possible without root, or for root of a user namespace.
     File(PathBuf),
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn put(
 }
 
 /// Makes `path` appear as `copy`. Nodes are created again, because a mount for each would slow down every later namespace;
-/// without root they can only be mounted.
+/// where no nodes can be made they can only be mounted.
 fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
     let what = format!("copy {}", path.display());
     let meta = match fs::symlink_metadata(path) {

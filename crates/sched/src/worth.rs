@@ -203,11 +203,11 @@ mod tests {
     use cantle_model::{ComputeMode, Gpu, GpuUuid, Isolation};
 
     use super::*;
-    use crate::{GpuDemand, GpuState, Node, Picker, Standard};
+    use crate::{GpuDemand, GpuState, Node, Picker, Place};
 
-    fn gpus(number: u32, cpu_milli: u64) -> Demand {
+    fn one_gpu(cpu_milli: u64) -> Demand {
         Demand {
-            gpus: GpuDemand::Whole { min: number, max: number },
+            gpus: GpuDemand::Whole { min: 1, max: 1 },
             models: Vec::new(),
             pools: Vec::new(),
             used_up: Vec::new(),
@@ -233,15 +233,11 @@ mod tests {
     #[test]
     fn a_whole_node_is_kept_for_a_task_that_was_never_counted() {
         let mut cluster = Cluster::empty(&[node("whole"), node("in use")]);
-        let placement = crate::Placement::Binpack;
-        let first =
-            Standard::picker(placement, &[], &cluster).find(&cluster, &cluster.shape(&gpus(1, 7_500)));
-        let mut first = first.unwrap();
-        first.node = 1;
-        cluster.take(&first);
-        let mix = [(gpus(1, 8_000), 100)];
+        let first = cluster.shape(&one_gpu(7_500));
+        cluster.take(&Place { node: 1, gpus: vec![(0, first.share(0).unwrap())], host: first.host() });
+        let mix = [(one_gpu(8_000), 100)];
         let mut picker = Picker::new(Worth::new(&mix, &cluster).unwrap(), &cluster);
-        let place = picker.find(&cluster, &cluster.shape(&gpus(1, 8_000))).unwrap();
+        let place = picker.find(&cluster, &cluster.shape(&one_gpu(8_000))).unwrap();
         assert_eq!(place.node, 1);
     }
 }

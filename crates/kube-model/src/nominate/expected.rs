@@ -3,11 +3,10 @@
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
-use cantle_model::{QueueSpec, QueueWant};
 use cantle_sched::{Demand, Mix, Observed, Queue};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{QUEUE, template_of, waiting_of};
+use super::{queue, template_of, waiting_of};
 use crate::cluster::ClusterView;
 use crate::{ObjectExt as _, TemplateName};
 
@@ -22,7 +21,7 @@ pub struct Requests {
 impl Requests {
     /// Counts the new ones among all pods that are there.
     pub fn see(&mut self, view: &ClusterView, live: &[impl Borrow<Pod>]) {
-        let queue = Queue::new(QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task }, Vec::new());
+        let queue = Queue::new(queue(), Vec::new());
         let mut there = BTreeSet::new();
         for pod in live.iter().map(Borrow::<Pod>::borrow) {
             let is_shared = template_of(pod).is_some_and(|name| !matches!(name, TemplateName::Mig { .. }));
