@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::platform::Platform;
 
@@ -16,15 +16,19 @@ const SIMULATED: [(&str, &str); 4] = [
     ("cudart12", "libcudart.so.12"),
 ];
 
+/// The environment variable that names the profile of `dist/`: `release`, which is the default, or `dev`. The gate compiles the
+/// profile `dev` anyway, for the tests (docs/adr/0042).
+const PROFILE: &str = "CANTLE_PROFILE";
+
 /// The packages to build.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
-    /// The installed files: release profile, into `dist/`.
-    Release,
+    /// The installed files, into `dist/`: release profile, or the one that [`PROFILE`] names.
+    Installed,
     /// The contents of packages: linked against glibc 2.28, dist profile, into `target/portable/` (`portable-aarch64/` for another
     /// architecture than this machine's).
     Packages,
-    /// The same of the release profile, which the gate has compiled already.
+    /// The same of the profile of `dist/`, which is compiled already.
     PackagesForTests,
     /// The programs that the example runs: dev profile, without the web page and Kubernetes, into `target/demo/`. A newcomer
     /// waits a third of the time.
@@ -33,25 +37,51 @@ pub(crate) enum Build {
 
 impl Build {
     /// Cargo's name of the profile, and of its directory in `target/`.
-    fn profile(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Release | Self::PackagesForTests => ("release", "release"),
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "as with cargo, the environment says what all that a command starts must know"
+    )]
+    fn profile(self) -> Result<(&'static str, &'static str)> {
+        const DEV: (&str, &str) = ("dev", "debug");
+        Ok(match self {
+            Self::Installed | Self::PackagesForTests => {
+                match std::env::var(PROFILE).as_deref().unwrap_or("release") {
+                    "release" => ("release", "release"),
+                    "dev" => DEV,
+                    other => bail!("{PROFILE} is \"{other}\"; it can be release or dev"),
+                }
+            }
             Self::Packages => ("dist", "dist"),
-            Self::Demo => ("dev", "debug"),
-        }
+            Self::Demo => DEV,
+        })
     }
 
     /// The demo runs in no cluster; Kubernetes is 82 of the 393 packages that the whole program compiles.
     const fn features(self) -> &'static [&'static str] {
         match self {
-            Self::Release | Self::Packages | Self::PackagesForTests => &[],
+            Self::Installed | Self::Packages | Self::PackagesForTests => &[],
             Self::Demo => &["--no-default-features"],
+        }
+    }
+
+    /// Settings of cargo for this build. The demo's program makes a dozen decisions: it needs no line tables, and none of the
+    /// optimization that tests of millions of decisions need.
+    const fn settings(self) -> &'static [&'static str] {
+        match self {
+            Self::Installed | Self::Packages | Self::PackagesForTests => &[],
+            Self::Demo => &[
+                "build.incremental=false",
+                "profile.dev.debug=\"none\"",
+                "profile.dev.package.cantle-ledger.opt-level=0",
+                "profile.dev.package.cantle-mig.opt-level=0",
+                "profile.dev.package.cantle-sched.opt-level=0",
+            ],
         }
     }
 
     fn directory(self, platform: Platform) -> PathBuf {
         match self {
-            Self::Release => crate::root().join("dist"),
+            Self::Installed => crate::root().join("dist"),
             Self::Packages | Self::PackagesForTests => portable(platform),
             Self::Demo => crate::target_dir().join("demo"),
         }
@@ -86,13 +116,17 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
         web_page()?;
     }
     platform.check()?;
-    let (profile, made) = what.profile();
+    let (profile, made) = what.profile()?;
     let made = platform.made(made);
-    let rustc = Rustc { platform, profile, linker: what.linker(platform) };
+    let rustc = Rustc { platform, profile, settings: what.settings(), linker: what.linker(platform) };
     let program = ["-p", "cantle-cli", "--bin", "cantle"];
-    rustc.run(&[&program[..], what.features()].concat(), &[])?;
+    // The filters are compiled in a profile of their own, on a core that the program's last crates leave idle.
+    std::thread::scope(|scope| {
+        let filters = scope.spawn(|| crate::build_shim::build(&lib.join("shim"), platform));
+        rustc.run(&[&program[..], what.features()].concat(), &[])?;
+        filters.join().map_err(|_| anyhow!("the build of the filter libraries panicked"))?
+    })?;
     install_stripped(&platform.tool("strip"), &made.join("cantle"), &bin.join("cantle"))?;
-    crate::build_shim::build(&lib.join("shim"), platform)?;
     for (feature, soname) in SIMULATED {
         let link = format!("-Clink-arg=-Wl,-soname,{soname}");
         let library = ["-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib", "--features", feature];
@@ -108,6 +142,7 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
 struct Rustc {
     platform: Platform,
     profile: &'static str,
+    settings: &'static [&'static str],
     linker: Vec<String>,
 }
 
@@ -116,6 +151,7 @@ impl Rustc {
     fn run(&self, words: &[&str], last: &[&str]) -> Result<()> {
         let mut cargo = Command::new("cargo");
         cargo.args(["rustc", "--profile", self.profile, "--locked"]).args(self.platform.options());
+        cargo.args(self.settings.iter().flat_map(|setting| ["--config", setting]));
         cargo.args(words).arg("--").args(last).args(&self.linker);
         cargo.envs(self.platform.linker());
         crate::finish(cargo)

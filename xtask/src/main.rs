@@ -25,7 +25,7 @@ const USAGE: &str = "usage: cargo xtask <command>
   deps          check licenses and banned crates against deny.toml
   dist [shim|packages|packages-for-tests|demo] [--arch ARCH]
                 build everything, or only the filter libraries, into dist/; packages: everything for glibc 2.28 and small, into
-                target/portable/; packages-for-tests: the same of the release profile; demo: what the example runs,
+                target/portable/; packages-for-tests: the same of dist/'s profile; demo: what the example runs,
                 unoptimized, into target/demo/. shim and packages for x86_64 or aarch64, if that is not this machine's:
                 into target/portable-ARCH/
   machine-path  check that no suite switches simulation on and no product code asks for it
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["arch"] => arch::check().and_then(|()| type_names::check()),
         ["deps"] => deps::check(),
-        ["dist"] => dist::build(dist::Build::Release, Platform::OWN),
+        ["dist"] => dist::build(dist::Build::Installed, Platform::OWN),
         ["dist", "packages", options @ ..] => {
             Platform::asked(options).and_then(|platform| dist::build(dist::Build::Packages, platform))
         }
