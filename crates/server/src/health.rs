@@ -14,25 +14,48 @@ use crate::clock::now_us;
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why the database could not be written when that was tried last; `None` if it could.
+///
+/// Only a write that began after the last fault shows that it is over. Others may have ended before it, and be reported late.
 #[derive(Debug, Default)]
-pub(crate) struct Health(Mutex<Option<String>>);
+pub(crate) struct Health(Mutex<Faults>);
+
+#[derive(Debug, Default)]
+struct Faults {
+    count: u64,
+    last: Option<String>,
+}
 
 impl Health {
-    fn fault(&self) -> MutexGuard<'_, Option<String>> {
+    fn faults(&self) -> MutexGuard<'_, Faults> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A write failed because of the disk.
     pub(crate) fn note_fault(&self, fault: &str) {
-        *self.fault() = Some(fault.to_owned());
+        let mut faults = self.faults();
+        faults.count += 1;
+        faults.last = Some(fault.to_owned());
     }
 
-    /// The result of a write.
+    /// The fault of a write, if it failed because of the disk.
     pub(crate) fn note<T>(&self, written: &Result<T, StoreError>) {
-        match written {
-            Ok(_) => *self.fault() = None,
-            Err(StoreError::Storage { fault, .. }) => self.note_fault(&fault.to_string()),
-            Err(_) => {}
+        if let Err(StoreError::Storage { fault, .. }) = written {
+            self.note_fault(&fault.to_string());
+        }
+    }
+
+    /// How many faults there were, if the last of them may last.
+    fn in_doubt(&self) -> Option<u64> {
+        let faults = self.faults();
+        faults.last.is_some().then_some(faults.count)
+    }
+
+    /// The result of a write that began after so many faults.
+    fn note_probe(&self, after: u64, written: &Result<(), StoreError>) {
+        self.note(written);
+        let mut faults = self.faults();
+        if written.is_ok() && faults.count == after {
+            faults.last = None;
         }
     }
 }
@@ -51,11 +74,29 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, String) {
 
 /// `GET /healthz`, without credentials. After a fault it is tried again, so that the answer is true at this moment.
 pub(crate) async fn answer(State(app): State<Arc<App>>) -> (StatusCode, String) {
-    if app.health.fault().is_some() {
-        app.health.note(&app.store.probe(now_us()).await);
+    if let Some(faults) = app.health.in_doubt() {
+        app.health.note_probe(faults, &app.store.probe(now_us()).await);
     }
-    match &*app.health.fault() {
+    match &app.health.faults().last {
         None => (StatusCode::OK, "ok\n".to_owned()),
         Some(fault) => (StatusCode::SERVICE_UNAVAILABLE, format!("{fault}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_write_that_began_after_the_last_fault_ends_it() {
+        let health = Health::default();
+        health.note_fault("full");
+        health.note(&Ok::<(), StoreError>(()));
+        let faults = health.in_doubt().unwrap();
+        health.note_fault("still full");
+        health.note_probe(faults, &Ok(()));
+        let faults = health.in_doubt().unwrap();
+        health.note_probe(faults, &Ok(()));
+        assert_eq!(health.in_doubt(), None);
     }
 }

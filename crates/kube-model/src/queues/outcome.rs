@@ -254,6 +254,10 @@ fn lost(pod: &Pod) -> Option<String> {
     Some(format!("its pod was lost: {}", told.unwrap_or_else(|| reason.to_owned())))
 }
 
+/// Exit code of what SIGKILL ended. A runtime may report the kill at a memory limit later than the exit, and then the kubelet does
+/// not name it.
+const KILLED: i32 = 137;
+
 fn failure(pod: &Pod) -> String {
     for status in statuses(pod) {
         let Some(end) = status.state.as_ref().and_then(|state| state.terminated.as_ref()) else { continue };
@@ -263,15 +267,21 @@ fn failure(pod: &Pod) -> String {
         let place =
             if status.name == CONTAINER { String::new() } else { format!("container {}: ", status.name) };
         let code = end.exit_code;
+        let limit = memory_limit(pod, &status.name);
         return match (end.reason.as_deref(), &end.message) {
             (Some("OOMKilled"), _) => {
-                let limit =
-                    memory_limit(pod, &status.name).map_or_else(String::new, |limit| format!(" of {limit}"));
+                let limit = limit.map_or_else(String::new, |limit| format!(" of {limit}"));
                 format!(
                     "{place}out of memory: it was killed at its limit{limit} (OOMKilled, exit code {code})"
                 )
             }
-            (Some("Error" | "Completed") | None, _) => format!("{place}worker execution exit code {code}"),
+            (Some("Error" | "Completed") | None, _) => {
+                let told = format!("{place}worker execution exit code {code}");
+                match limit.filter(|_| code == KILLED) {
+                    Some(limit) => format!("{told} (killed, perhaps at its memory limit of {limit})"),
+                    None => told,
+                }
+            }
             (Some(reason), None) => format!("{place}{reason} (exit code {code})"),
             (Some(reason), Some(message)) => format!("{place}{reason}: {message} (exit code {code})"),
         };

@@ -115,6 +115,9 @@ fn ends_are_told_with_their_cause() {
     oom["spec"]["containers"] = json!([{"name": CONTAINER, "resources": {"limits": {"memory": "64Mi"}}}]);
     let told = "out of memory: it was killed at its limit of 64Mi (OOMKilled, exit code 137)";
     assert_eq!(running(&oom), failed(told));
+    oom["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = json!("Error");
+    let told = "worker execution exit code 137 (killed, perhaps at its memory limit of 64Mi)";
+    assert_eq!(running(&oom), failed(told), "the runtime told of the kill too late");
     let late = on_node(json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "too long"}));
     assert_eq!(running(&late), failed("DeadlineExceeded: too long"), "somebody else's deadline");
     assert_eq!(running(&stopping("Failed")), requeue("its pod was stopped"), "nobody wants that any more");
