@@ -72,9 +72,11 @@ impl Build {
             Self::Demo => &[
                 "build.incremental=false",
                 "profile.dev.debug=\"none\"",
+                "profile.dev.package.cantle-arbiter.opt-level=0",
                 "profile.dev.package.cantle-ledger.opt-level=0",
                 "profile.dev.package.cantle-mig.opt-level=0",
                 "profile.dev.package.cantle-sched.opt-level=0",
+                "profile.dev.package.cantle-simgpu.opt-level=0",
             ],
         }
     }

@@ -49,7 +49,7 @@ const fn suite(name: &'static str, load: Load, steps: &'static [Step]) -> Suite 
     Suite { name, load, steps }
 }
 
-/// In the order in which they start: the most informative suites first, then the long ones.
+/// In the order in which they start: what compiles and tells most, then the long ones, then the short ones, which fill what is left.
 ///
 /// They share nothing but the cores: each has machines, directories, ports and engines of its own. Cargo compiles the whole
 /// workspace in the dev profile: fewer packages or another profile mean other features, and with them all dependencies once
@@ -77,21 +77,19 @@ const SUITES: &[Suite] = &[
             Run("cargo test --workspace --locked --no-fail-fast"),
         ],
     ),
-    // Two clusters at once. They wait more than they compute, and watch the clock: after what compiles, and in parallel to
-    // anything else.
-    suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
-    suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
-    suite("world", 8, &[Run("env CANTLE_WORLD_SEEDS=200 cargo test --workspace --locked --test world")]),
-    suite("shim", 6, &[Run("cargo xtask verify-shim")]),
-    suite("ui", 10, &[Run("tests/ui/run.sh")]),
-    suite("docker", 8, &[Run("tests/docker/run.sh")]),
-    suite("postgres", 6, &[Run("tests/postgres/run.sh")]),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
+    suite("docker", 6, &[Run("tests/docker/run.sh")]),
+    // Two clusters at once. They wait more than they compute.
+    suite("k8s", 8, &[Run("tests/cluster/run.sh")]),
     // MIG's own are in the suite `mig`.
     suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),
+    suite("packages", 6, &[Run("tests/packages/run.sh")]),
+    suite("ui", 8, &[Run("tests/ui/run.sh")]),
+    suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
     suite("bypass", 10, &[Pytest("tests/bypass")]),
-    // All forty in tests/soak.sh.
-    suite("faults", 8, &[Run(".venv/bin/python tests/faults/faults.py --short")]),
+    suite("compute", 6, &[Pytest("tests/compute")]),
+    suite("postgres", 6, &[Run("tests/postgres/run.sh")]),
+    suite("simgpu", 4, &[Pytest("tests/simgpu")]),
     suite(
         "mig",
         6,
@@ -102,14 +100,15 @@ const SUITES: &[Suite] = &[
             Pytest("tests/e2e/test_mig.py tests/e2e/test_mig_as_shipped.py tests/e2e/test_mig_node.py"),
         ],
     ),
-    suite("simgpu", 4, &[Pytest("tests/simgpu")]),
-    suite("compute", 6, &[Pytest("tests/compute")]),
-    suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
+    suite("world", 8, &[Run("env CANTLE_WORLD_SEEDS=200 cargo test --workspace --locked --test world")]),
+    // All forty in tests/soak.sh.
+    suite("faults", 8, &[Run(".venv/bin/python tests/faults/faults.py --short")]),
     // It waits for a provider and for its intervals.
     suite("login", 4, &[Run("tests/login/run.sh")]),
     suite("chart", 6, &[Pytest("tests/chart")]),
     suite("files", 4, &[Run("tests/files/run.sh")]),
-    suite("packages", 8, &[Run("tests/packages/run.sh")]),
+    suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
+    suite("shim", 6, &[Run("cargo xtask verify-shim")]),
 ];
 
 /// The result of a suite.

@@ -276,10 +276,10 @@ fn failure(pod: &Pod) -> String {
                 )
             }
             (Some("Error" | "Completed") | None, _) => {
-                let told = format!("{place}worker execution exit code {code}");
+                let exit = format!("{place}worker execution exit code {code}");
                 match limit.filter(|_| code == KILLED) {
-                    Some(limit) => format!("{told} (killed, perhaps at its memory limit of {limit})"),
-                    None => told,
+                    Some(limit) => format!("{exit} (killed, perhaps at its memory limit of {limit})"),
+                    None => exit,
                 }
             }
             (Some(reason), None) => format!("{place}{reason} (exit code {code})"),
