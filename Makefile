@@ -21,8 +21,12 @@ quick:
 # What the suites need is fetched while cargo compiles.
 test:
 	@tests/needs.sh cargo cc strip python3 npm go
-	$(MAKE) --no-print-directory --jobs=2 build setup
+	$(MAKE) --no-print-directory --jobs=2 tests-compiled setup
 	cargo xtask test
+
+.PHONY: tests-compiled
+tests-compiled: build
+	cargo test --workspace --locked --no-run --quiet
 
 # Slices in containers of further engines (docs/containers.md); the first time it builds one of them, which takes ten minutes.
 docker-matrix: build setup

@@ -78,13 +78,13 @@ const SUITES: &[Suite] = &[
         ],
     ),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
-    suite("docker", 6, &[Run("tests/docker/run.sh")]),
+    suite("docker", 8, &[Run("tests/docker/run.sh")]),
     // Two clusters at once. They wait more than they compute.
-    suite("k8s", 8, &[Run("tests/cluster/run.sh")]),
+    suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
     // MIG's own are in the suite `mig`.
     suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),
-    suite("packages", 6, &[Run("tests/packages/run.sh")]),
-    suite("ui", 8, &[Run("tests/ui/run.sh")]),
+    suite("packages", 8, &[Run("tests/packages/run.sh")]),
+    suite("ui", 10, &[Run("tests/ui/run.sh")]),
     suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
     suite("bypass", 10, &[Pytest("tests/bypass")]),
     suite("compute", 6, &[Pytest("tests/compute")]),
