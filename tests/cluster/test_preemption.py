@@ -105,7 +105,8 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     team.api.create(replicas, {"metadata": {"name": "low"}, "spec": spec})
     low = lambda: [each["metadata"]["name"] for each in team.api.items(f"{team.path}?labelSelector=app%3Dlow")]
     running = lambda: [name for name in low() if team.is_running(name)]
-    wait_until(lambda: len(running()) == 4, 180, running)
+    seen = lambda: "\n".join([*(str(team.get(name)) for name in low() if name not in running()), team.injector.program.log()[-3000:]])
+    wait_until(lambda: len(running()) == 4, 180, seen)
     first = set(low())
 
     team.create("high", "1.000", "test-high")
@@ -115,7 +116,7 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     evicted = [name for name in first if team.said("Preempted", name)]
     assert len(evicted) == 4 and len(team.said("Preempting", "high")) == 4, "each of them once, and none twice"
     team.api.delete(f"{team.path}/high", 1)
-    wait_until(lambda: len(running()) == 4, 180, running)
+    wait_until(lambda: len(running()) == 4, 180, seen)
 
 
 def test_a_disruption_budget_holds(team, start):
