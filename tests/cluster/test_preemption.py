@@ -43,7 +43,11 @@ class Team:
 
     def wait_running(self, *names):
         for name in names:
-            wait_until(lambda: self.is_running(name), 180, lambda: f"{self.get(name)}\n{self.injector.program.log()[-3000:]}")
+            wait_until(lambda: self.is_running(name), 180, lambda: self.seen(name))
+
+    def seen(self, *names):
+        """For a failure: these pods, and the end of the injector's log."""
+        return "\n".join([*(str(self.get(name)) for name in names), self.injector.program.log()[-3000:]])
 
     def has_waited(self, name):
         """kube-scheduler has tried it, and cantle has said what it lacks."""
@@ -105,8 +109,7 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     team.api.create(replicas, {"metadata": {"name": "low"}, "spec": spec})
     low = lambda: [each["metadata"]["name"] for each in team.api.items(f"{team.path}?labelSelector=app%3Dlow")]
     running = lambda: [name for name in low() if team.is_running(name)]
-    seen = lambda: "\n".join([*(str(team.get(name)) for name in low() if name not in running()), team.injector.program.log()[-3000:]])
-    wait_until(lambda: len(running()) == 4, 180, seen)
+    wait_until(lambda: len(running()) == 4, 180, lambda: team.seen(*low()))
     first = set(low())
 
     team.create("high", "1.000", "test-high")
@@ -116,7 +119,7 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     evicted = [name for name in first if team.said("Preempted", name)]
     assert len(evicted) == 4 and len(team.said("Preempting", "high")) == 4, "each of them once, and none twice"
     team.api.delete(f"{team.path}/high", 1)
-    wait_until(lambda: len(running()) == 4, 180, seen)
+    wait_until(lambda: len(running()) == 4, 180, lambda: team.seen(*low()))
 
 
 def test_a_disruption_budget_holds(team, start):

@@ -37,10 +37,7 @@ pub(crate) enum Build {
 
 impl Build {
     /// Cargo's name of the profile, and of its directory in `target/`.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "as with cargo, the environment says what all that a command starts must know"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "a setting of the whole build, as cargo's own are")]
     fn profile(self) -> Result<(&'static str, &'static str)> {
         const DEV: (&str, &str) = ("dev", "debug");
         Ok(match self {

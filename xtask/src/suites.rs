@@ -79,7 +79,7 @@ const SUITES: &[Suite] = &[
     ),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
     suite("docker", 8, &[Run("tests/docker/run.sh")]),
-    // Two clusters at once. They wait more than they compute.
+    // Two clusters at once. They wait more than they compute, and watch the clock.
     suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
     // MIG's own are in the suite `mig`.
     suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),

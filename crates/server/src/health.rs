@@ -13,16 +13,19 @@ use crate::clock::now_us;
 /// A database that answers later than this is away.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why the database could not be written when that was tried last; `None` if it could.
+/// Why the database could not be written when that was tried last.
 ///
-/// Only a write that began after the last fault shows that it is over. Others may have ended before it, and be reported late.
+/// Only a write that began after the last fault shows that the fault is over: another one may have ended before it, and be noted
+/// late.
 #[derive(Debug, Default)]
 pub(crate) struct Health(Mutex<Faults>);
 
 #[derive(Debug, Default)]
 struct Faults {
+    /// Since the server started.
     count: u64,
-    last: Option<String>,
+    /// The last one; `None` if it is over.
+    current: Option<String>,
 }
 
 impl Health {
@@ -34,7 +37,7 @@ impl Health {
     pub(crate) fn note_fault(&self, fault: &str) {
         let mut faults = self.faults();
         faults.count += 1;
-        faults.last = Some(fault.to_owned());
+        faults.current = Some(fault.to_owned());
     }
 
     /// The fault of a write, if it failed because of the disk.
@@ -44,18 +47,17 @@ impl Health {
         }
     }
 
-    /// How many faults there were, if the last of them may last.
-    fn in_doubt(&self) -> Option<u64> {
+    /// The number of faults so far, if the last one is not known to be over.
+    fn unresolved(&self) -> Option<u64> {
         let faults = self.faults();
-        faults.last.is_some().then_some(faults.count)
+        faults.current.is_some().then_some(faults.count)
     }
 
-    /// The result of a write that began after so many faults.
-    fn note_probe(&self, after: u64, written: &Result<(), StoreError>) {
-        self.note(written);
+    /// A write succeeded that began when there had been `count` faults.
+    fn resolve(&self, count: u64) {
         let mut faults = self.faults();
-        if written.is_ok() && faults.count == after {
-            faults.last = None;
+        if faults.count == count {
+            faults.current = None;
         }
     }
 }
@@ -74,10 +76,14 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, String) {
 
 /// `GET /healthz`, without credentials. After a fault it is tried again, so that the answer is true at this moment.
 pub(crate) async fn answer(State(app): State<Arc<App>>) -> (StatusCode, String) {
-    if let Some(faults) = app.health.in_doubt() {
-        app.health.note_probe(faults, &app.store.probe(now_us()).await);
+    if let Some(count) = app.health.unresolved() {
+        let probe = app.store.probe(now_us()).await;
+        app.health.note(&probe);
+        if probe.is_ok() {
+            app.health.resolve(count);
+        }
     }
-    match &app.health.faults().last {
+    match &app.health.faults().current {
         None => (StatusCode::OK, "ok\n".to_owned()),
         Some(fault) => (StatusCode::SERVICE_UNAVAILABLE, format!("{fault}\n")),
     }
@@ -92,11 +98,11 @@ mod tests {
         let health = Health::default();
         health.note_fault("full");
         health.note(&Ok::<(), StoreError>(()));
-        let faults = health.in_doubt().unwrap();
+        let before = health.unresolved().unwrap();
         health.note_fault("still full");
-        health.note_probe(faults, &Ok(()));
-        let faults = health.in_doubt().unwrap();
-        health.note_probe(faults, &Ok(()));
-        assert_eq!(health.in_doubt(), None);
+        health.resolve(before);
+        let after = health.unresolved().unwrap();
+        health.resolve(after);
+        assert_eq!(health.unresolved(), None);
     }
 }

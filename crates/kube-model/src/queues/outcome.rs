@@ -254,8 +254,8 @@ fn lost(pod: &Pod) -> Option<String> {
     Some(format!("its pod was lost: {}", told.unwrap_or_else(|| reason.to_owned())))
 }
 
-/// Exit code of what SIGKILL ended. A runtime may report the kill at a memory limit later than the exit, and then the kubelet does
-/// not name it.
+/// Exit code of what SIGKILL ended. The kubelet names a kill at a memory limit only if the runtime reports it. containerd does not
+/// where it cannot load the container's cgroup.
 const KILLED: i32 = 137;
 
 fn failure(pod: &Pod) -> String {
