@@ -179,10 +179,10 @@ class ClassicNode(Driver):
 
 
 class ClassicPods(Documented):
-    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None):
+    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None, **spec):
         thing = pod({LABEL: fraction} if fraction else {}, annotations, limits, name=name)
         thing["spec"]["containers"][0]["command"] = list(command)
-        thing["spec"]["terminationGracePeriodSeconds"] = 1
+        thing["spec"] |= {"terminationGracePeriodSeconds": 1, **spec}
         if node:
             thing["spec"]["nodeName"] = node
         return self.api.create(self.path, thing)

@@ -65,6 +65,8 @@ def programs():
 def folder():
     # Short: the kubelet's sockets are below it, and the name of a socket has 107 characters at most.
     made = pathlib.Path(tempfile.mkdtemp(prefix="k8s"))
+    # As /var/lib/containerd: root of a user namespace reaches the root directory of its container.
+    made.chmod(0o711)
     yield made
     shutil.rmtree(made, ignore_errors=True)
 

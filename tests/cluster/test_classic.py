@@ -8,6 +8,7 @@ import pytest
 
 import own_libcuda
 import shares
+import user_namespaces
 from api import PARTITIONED, RESOURCE
 from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
@@ -82,6 +83,15 @@ def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker, programs, 
     pods.delete("third")
     pods.delete("quarter")
     wait_until(lambda: not node.leases() and not node.placements(), 60, node.log)
+
+
+@pytest.mark.classic("A pod in a user namespace (`hostUsers: false`), held by the limit")
+def test_a_pod_in_a_user_namespace(pods, on_worker, programs):
+    user_namespaces.need_runtime(programs)
+    node = on_worker("1xA100-80GB")
+    pods.ask("half", "0.500", ("python3", "-c", user_namespaces.MAPPED_FILL), **user_namespaces.SPEC)
+    held(pods.said("half"), 40 << 10)
+    assert node.truth()[0]["used_bytes"] <= 40 * GIB
 
 
 @pytest.mark.classic("The kubelet restarts")

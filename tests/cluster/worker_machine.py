@@ -18,7 +18,11 @@ FRESH = """
 set -e
 mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs /run
 for folder in /opt/cantle /var/lib/kubelet /var/lib/cantle; do mount -t tmpfs -o mode=755 tmpfs $folder; done
-mkdir -p /run/cdi /var/lib/cantle/sim/driver
+mkdir -p /run/cdi /var/lib/cantle/sim/driver /run/kernel/proc /run/kernel/sys
+# The simulated driver covers parts of /proc and /sys. A real one covers nothing, and the kernel mounts both in a user namespace only where
+# they are to be seen as they are.
+mount -t proc proc /run/kernel/proc
+mount -t sysfs sysfs /run/kernel/sys
 mount --bind "$0" /var/lib/cantle/sim/driver
 echo ready
 exec sleep infinity

@@ -1,6 +1,6 @@
 //! Tasks in containers: chooses the image, the options and the command.
 
-use cantle_clearml::{Unrunnable, tasks};
+use cantle_clearml::{TaskRequest, Unrunnable, tasks};
 use cantle_driver::{ContainerParts, Driver};
 use cantle_model::TaskId;
 use cantle_node::{Command, Docker, NodeError};
@@ -45,7 +45,7 @@ pub(crate) fn container_spec(
     } else {
         driver.container_parts(&spec.slices)?
     };
-    let (image, mut options) = image_and_options(docker, &task.container)
+    let (image, mut options) = image_and_options(docker, task)
         .map_err(|why| NodeError::Task { name: task.name.clone(), why: why.to_string() })?;
     // Last, so that a task can't be another's.
     options.extend(workers.labels());
@@ -72,15 +72,20 @@ pub(crate) fn written_back(
     })
 }
 
-/// A task that names an image brings its own options; any other gets the daemon's.
-fn image_and_options(docker: &Docker, task: &tasks::Container) -> Result<(String, Vec<String>), Unrunnable> {
+/// A task that names an image brings its own options; any other gets the daemon's. The main memory that it asks for is its
+/// container's limit, unless its own options name another one: of two, engines take the last.
+fn image_and_options(docker: &Docker, task: &tasks::Task) -> Result<(String, Vec<String>), Unrunnable> {
     let extra = docker.extra_options.iter().cloned();
-    if task.image.is_empty() {
+    // What can't be read has been refused with the task's command.
+    let request = TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten();
+    let memory = request.filter(|request| request.memory_bytes > 0);
+    let memory = memory.map(|request| format!("--memory={}", request.memory_bytes));
+    if task.container.image.is_empty() {
         let image = docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-        return Ok((image, extra.chain(docker.options.iter().cloned()).collect()));
+        return Ok((image, extra.chain(docker.options.iter().cloned()).chain(memory).collect()));
     }
-    let (image, options) = task.image_and_options()?;
-    Ok((image.unwrap_or_default(), extra.chain(options).collect()))
+    let (image, options) = task.container.image_and_options()?;
+    Ok((image.unwrap_or_default(), extra.chain(memory).chain(options).collect()))
 }
 
 #[cfg(test)]
@@ -97,19 +102,29 @@ mod tests {
             extra_options: vec!["--init".into()],
             socket: None,
         };
-        let mut task = tasks::Container::default();
+        let mut task = tasks::Task::default();
         let words = ["--init", "--ipc=host"].map(str::to_owned).to_vec();
         assert_eq!(image_and_options(&docker, &task), Ok(("base:1".into(), words)));
-        task.image = "own:2 -e A=1".into();
-        task.arguments = "-e 'B=two words'".into();
+        task.container.image = "own:2 -e A=1".into();
+        task.container.arguments = "-e 'B=two words'".into();
         let words = ["--init", "-e", "A=1", "-e", "B=two words"].map(str::to_owned).to_vec();
         assert_eq!(image_and_options(&docker, &task), Ok(("own:2".into(), words)));
-        task.arguments = "-e 'B".into();
+        task.container.arguments = "-e 'B".into();
         assert!(image_and_options(&docker, &task).unwrap_err().to_string().contains("not closed"));
-        assert_eq!(
-            image_and_options(&Docker::default(), &tasks::Container::default()).unwrap().0,
-            DEFAULT_IMAGE
-        );
+        assert_eq!(image_and_options(&Docker::default(), &tasks::Task::default()).unwrap().0, DEFAULT_IMAGE);
+    }
+
+    #[test]
+    fn the_main_memory_that_a_task_asks_for_is_its_containers_limit() {
+        let docker = Docker { options: vec!["--memory=8g".into()], ..Docker::default() };
+        let request = TaskRequest { memory_bytes: 1 << 30, ..TaskRequest::default() };
+        let mut task = tasks::Task { hyperparams: request.to_hyperparams(), ..tasks::Task::default() };
+        let words = |task: &tasks::Task| image_and_options(&docker, task).unwrap().1;
+        assert_eq!(words(&task), ["--memory=8g", "--memory=1073741824"]);
+        task.container.image = "own:2".into();
+        assert_eq!(words(&task), ["--memory=1073741824"]);
+        task.container.arguments = "--memory=2g".into();
+        assert_eq!(words(&task), ["--memory=1073741824", "--memory=2g"]);
     }
 
     #[test]

@@ -151,7 +151,14 @@ impl<'a> File<'a> {
         };
         let texts = texts.ok_or_else(|| {
             let right = if takes_value { "a text, a number, or a list of them" } else { "true or false" };
-            self.usage(format!("{key} = {value}: must be {right}"))
+            let error = self.usage(format!("{key} = {value}: must be {right}"));
+            match key {
+                // On the command line its image follows the option.
+                "docker" | "podman" => error.with_hint(format!(
+                    "write {key} = true, docker-image = \"IMAGE\" and extra-docker-args = \"ARGS\""
+                )),
+                _ => error,
+            }
         })?;
         Ok(texts.into_iter().map(|text| format!("--{key}={text}").into()).collect())
     }
@@ -273,17 +280,25 @@ mod tests {
 
     #[test]
     fn each_mistake_is_one_line() {
-        let refused = |text: &str| {
-            let error = joined(text, "cantle --config FILE server").unwrap_err();
+        let refused_for = |command: &str, text: &str| {
+            let error = joined(text, &format!("cantle --config FILE {command}")).unwrap_err();
             let hints = error.hints().join("; ");
             (error.to_string().split_once(": ").unwrap().1.to_owned(), hints)
         };
+        let refused = |text: &str| refused_for("server", text);
         assert_eq!(
             refused("[server]\nlisen = \"a\"\n"),
             ("\"lisen\" is no option of cantle server".into(), "did you mean listen?".into())
         );
         assert_eq!(refused("[sever]\n").0, "\"sever\" is no command");
         assert_eq!(refused("[server]\nopen = \"yes\"\n").0, "open = \"yes\": must be true or false");
+        assert_eq!(
+            refused_for("daemon", "[daemon]\ndocker = [\"base:1\"]\n"),
+            (
+                "docker = [\"base:1\"]: must be true or false".into(),
+                "write docker = true, docker-image = \"IMAGE\" and extra-docker-args = \"ARGS\"".into()
+            )
+        );
         assert_eq!(
             refused("[server]\nlisten = true\n").0,
             "listen = true: must be a text, a number, or a list of them"

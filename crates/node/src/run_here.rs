@@ -9,7 +9,7 @@ use cantle_model::{
     TaskId,
 };
 use cantle_runtime::{
-    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Privileges,
+    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit, Privileges,
     RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
 use cantle_sched::{Policy, Reason, Waiting};
@@ -193,23 +193,34 @@ async fn run_under(
             // The client's end is the container's.
             exit = &mut ended => {
                 monitor.final_report(notify);
-                return Ok(exit.code());
+                return Ok(reported(exit, notify));
             }
         }
     }
+    let mut is_killed = false;
     loop {
         tokio::select! {
             biased;
             exit = &mut ended => {
                 monitor.final_report(notify);
-                return Ok(exit.code());
+                // Of a task that was killed here, the line is out.
+                return Ok(if is_killed { exit.code() } else { reported(exit, notify) });
             }
             _ = looks.tick() => {}
         }
         if monitor.poll(&stopper, notify) {
+            is_killed = true;
             stopper.kill().await;
         }
     }
+}
+
+/// The exit code, after a line about what it does not say.
+fn reported(exit: Exit, notify: &dyn Fn(&str)) -> i32 {
+    if let Some(reason) = exit.reason() {
+        notify(&reason);
+    }
+    exit.code()
 }
 
 /// The time of the next scan of the task: the duration of a scan does not delay the next one.

@@ -80,6 +80,23 @@ async fn exit_codes_are_the_tasks_or_dockers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_is_killed_at_its_memory_limit_names_it() {
+    let Some(docker) = Docker::new().await else { return };
+    let fill = ["python3", "-c", "x = b'x' * (1 << 28)"];
+    let bench = Bench::new();
+    let limited = docker.container(&["--memory=64m", "--memory-swap=64m"]);
+    let started = docker.engine.start(&spec(&bench, &fill), &limited, bench.container_output()).await;
+    let exit = started.unwrap().wait().await;
+    assert_eq!(exit.code(), 137);
+    assert!(exit.reason().is_some_and(|why| why.contains("limit of 64 MiB of main memory")), "{exit:?}");
+    // The same program without a limit.
+    let bench = Bench::new();
+    let started =
+        docker.engine.start(&spec(&bench, &fill), &docker.container(&[]), bench.container_output()).await;
+    assert_eq!(started.unwrap().wait().await, Exit::Code(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_refused_is_not_started() {
     let Some(docker) = Docker::new().await else { return };
     let bench = Bench::new();

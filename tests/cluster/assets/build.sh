@@ -32,6 +32,18 @@ plugin() {
     mv "$work/plugin" "$1/plugin.part" && mv "$1/plugin.part" "$1/nvidia-device-plugin"
 }
 
+# What starts the containers: Debian's own is too old for user namespaces, whose pods need seccomp. Where it can't be built, the
+# machine's serves, and the test of user namespaces is skipped with a reason.
+runtime() {
+    if ! pkg-config --exists libseccomp 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get install -y -qq pkg-config libseccomp-dev >&2 || return 0
+    fi
+    (cd "$here/runc" && go mod download) >&2 || return 0
+    flags='-s -w -extldflags=-Wl,-z,lazy'
+    (cd "$here/runc" && CGO_ENABLED=1 go build -trimpath -tags seccomp -ldflags "$flags" -o "$work/runc" tool) >&2 || return 0
+    mv "$work/runc" "$1/runc.part" && mv "$1/runc.part" "$1/runc"
+}
+
 # What a user types the pages' commands with: the real programs, of one module. Where they can't be built, those in PATH serve.
 clients() {
     (cd "$here/clients" && go mod download) >&2 || return 0
@@ -75,7 +87,8 @@ if ! is_default && has_cluster; then
     echo "$cache"
     exit 0
 fi
-if has_cluster && ! wants_kueue "$cache" && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] && [ -x "$cache/kubectl" ]; then
+if has_cluster && ! wants_kueue "$cache" && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] &&
+    [ -x "$cache/kubectl" ] && [ -x "$cache/runc" ]; then
     echo "$cache"
     exit 0
 fi
@@ -95,6 +108,7 @@ export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOCACHE="${CANTLE_GO_CACHE:-$work/cac
 mkdir -p "$work/clients"
 if has_cluster; then
     [ -x "$cache/nvidia-device-plugin" ] || plugin "$cache"
+    [ -x "$cache/runc" ] || runtime "$cache"
     [ -x "$cache/kubectl" ] && [ -x "$cache/helm" ] || clients "$cache"
     ! wants_kueue "$cache" || kueue "$cache"
     echo "$cache"
@@ -120,6 +134,7 @@ if is_default; then
     kubernetes "$here"
     (cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
     plugin "$work/out"
+    runtime "$work/out"
     clients "$work/out"
     ! wants_kueue "$work/out" || kueue "$work/out"
 else

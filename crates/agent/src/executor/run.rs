@@ -195,15 +195,8 @@ impl Run {
 
     /// It and everything it left behind are gone.
     pub(super) fn ended(self, env: &Environment, exit: Exit) -> Entry {
-        let outcome = match exit {
-            Exit::Lost => Outcome {
-                code: None,
-                message: Some(
-                    "its supervisor was killed, or the machine restarted: nobody saw how it ended".to_owned(),
-                ),
-            },
-            exit => Outcome { code: Some(exit.code()), message: None },
-        };
+        let code = (exit != Exit::Lost).then(|| exit.code());
+        let outcome = Outcome { code, message: exit.reason() };
         self.settle(env, &outcome)
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct SubmitArgs {
     /// CPU cores that the task counts against the quota with (counted, not enforced)
     #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
     cpu: Milli,
-    /// Main memory that the task counts against the quota with, e.g. 16Gi (counted, not enforced)
+    /// Main memory of the task, e.g. 16Gi: counted against the quota, the limit of its container, the request of its pod
     #[arg(long, value_name = "M", value_parser = values::bytes)]
     memory: Option<Bytes>,
     /// Priority within the project; tasks of higher priority go first and can preempt those of lower

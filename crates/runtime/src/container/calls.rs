@@ -9,6 +9,7 @@ use bollard::query_parameters::RemoveContainerOptions;
 use bollard::{API_DEFAULT_VERSION, Docker};
 
 use super::EngineError;
+use crate::Exit;
 
 /// Nothing but fetching an image takes longer on a healthy engine.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -35,8 +36,8 @@ pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError>
 /// The state of a container, as the engine reports it.
 pub(super) enum ContainerStatus {
     Running,
-    /// With its exit code.
-    Ended(Option<i32>),
+    /// How, if the engine knows its exit code.
+    Ended(Option<Exit>),
     /// There is no such container.
     Gone,
     /// The engine does not answer; the container may nevertheless run.
@@ -50,7 +51,11 @@ pub(super) async fn status(docker: &Docker, id: &str) -> ContainerStatus {
             if state.running.unwrap_or(false) || state.restarting.unwrap_or(false) {
                 return ContainerStatus::Running;
             }
-            ContainerStatus::Ended(state.exit_code.and_then(|code| i32::try_from(code).ok()))
+            let limit = found.host_config.and_then(|config| u64::try_from(config.memory?).ok());
+            let (limit, out_of_memory) =
+                (limit.filter(|bytes| *bytes > 0), state.oom_killed.unwrap_or(false));
+            let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
+            ContainerStatus::Ended(code.map(|code| Exit::of_container(code, limit, out_of_memory)))
         }
         Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => ContainerStatus::Gone,
         Ok(Err(_)) | Err(_) => ContainerStatus::Unknown,

@@ -129,7 +129,7 @@ impl Container {
             }
             // Of a container that is just ending, Podman may know neither the code nor the container itself for a moment.
             match status(&self.docker, &self.id).await {
-                ContainerStatus::Ended(Some(code)) => break Exit::Code(code),
+                ContainerStatus::Ended(Some(exit)) => break exit,
                 ContainerStatus::Ended(None) | ContainerStatus::Gone => {
                     let exit = self.known_exit(reported);
                     if exit != Exit::Lost || retries == GONE_RETRIES {
