@@ -18,7 +18,8 @@ RUNTIME = crio.Crio if crio.FOLDER else Containerd
 CDI_DIR = pathlib.Path("/run/cdi")
 # With cgroups of version 1 there is one directory for each controller.
 CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
-if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
+IS_VERSION_2 = pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists()
+if IS_VERSION_2:
     CGROUPS = [pathlib.Path("/sys/fs/cgroup")]
 
 
@@ -30,6 +31,10 @@ class Worker:
         self.cgroup = f"cantle-test-{os.getpid()}-{name}"
         for folder in CGROUPS:
             (folder / self.cgroup).mkdir(exist_ok=True)
+        if IS_VERSION_2:
+            # A kubelet demands controllers that systemd enables for none.
+            names = (CGROUPS[0] / "cgroup.controllers").read_text().split()
+            (CGROUPS[0] / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in names))
         self.runtime = self.make_runtime()
         self.kubelet = self.make_kubelet()
 

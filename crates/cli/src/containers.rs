@@ -14,6 +14,8 @@ use crate::error::{CliError, ErrorKind};
 
 /// The hidden option that carries one such word.
 const CARRIER: &str = "container-word";
+/// Options of `submit` that docker has too. Each is the command's own, and docker's words go on behind it.
+const DOCKERS_TOO: [&str; 2] = ["memory", "name"];
 
 /// The container of a task.
 #[derive(Args, Debug)]
@@ -133,21 +135,24 @@ pub(crate) fn carried(words: Vec<OsString>, command_line: fn() -> clap::Command)
     let Some(first) = words[..end].iter().enumerate().find_map(first_of_dockers) else { return words };
     let first = first.min(end);
     let ours = own_options(&command_line(), &words[..first]);
-    let is_ours = |word: &OsString| {
-        let text = word.to_string_lossy();
+    let mut words = words;
+    let mut at = first;
+    while at < end {
+        let text = words[at].to_string_lossy().into_owned();
         let name = text.strip_prefix("--").map(|long| long.split('=').next().unwrap_or(long));
-        name.is_some_and(|name| ours.iter().any(|own| own == name))
-    };
-    let last = words[first..end].iter().position(is_ours).map_or(end, |length| first + length);
-    let carry = |(at, word): (usize, OsString)| {
-        if !(first..last).contains(&at) {
-            return word;
+        match name.filter(|name| ours.iter().any(|own| own == name)) {
+            // With its value.
+            Some(name) if DOCKERS_TOO.contains(&name) => at += if text.contains('=') { 1 } else { 2 },
+            Some(_) => break,
+            None => {
+                let mut carrier = OsString::from(format!("--{CARRIER}="));
+                carrier.push(std::mem::take(&mut words[at]));
+                words[at] = carrier;
+                at += 1;
+            }
         }
-        let mut carrier = OsString::from(format!("--{CARRIER}="));
-        carrier.push(word);
-        carrier
-    };
-    words.into_iter().enumerate().map(carry).collect()
+    }
+    words
 }
 
 /// The position where docker's words begin, if `word` introduces them. The image of `--image` is a value like any
@@ -170,6 +175,8 @@ fn own_options(root: &clap::Command, words: &[OsString]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]
@@ -189,6 +196,26 @@ mod tests {
             (named.image.as_deref(), named.options.len()),
             (Some("own:1"), 0),
             "its options too are the command line's"
+        );
+    }
+
+    #[test]
+    fn dockers_words_go_on_behind_an_option_that_both_have() {
+        let of = |text: &str| {
+            let words = carried(text.split(' ').map(OsString::from).collect(), crate::args::Cli::command);
+            let words: Vec<_> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.join(" ").replace(&format!("--{CARRIER}="), "+")
+        };
+        let ours =
+            "cantle submit --image i -v /a:/b --memory=1g --pids-limit=4 --name n --cpus 2 --queue q -- c -v";
+        let theirs = "cantle submit --image i +-v +/a:/b --memory=1g +--pids-limit=4 --name n +--cpus +2 --queue q -- c -v";
+        assert_eq!(of(ours), theirs);
+        // Of other commands it is docker's alone.
+        assert_eq!(of("cantle run --image i --memory 1g -- c"), "cantle run --image i +--memory +1g -- c");
+        assert_eq!(of("cantle submit --image i --memory"), "cantle submit --image i --memory");
+        assert_eq!(
+            of("cantle daemon --docker i -e A=1 --gpus 0 -d"),
+            "cantle daemon --docker +i +-e +A=1 --gpus 0 -d"
         );
     }
 

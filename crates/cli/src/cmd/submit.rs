@@ -43,7 +43,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
     cpu: Milli,
     /// Main memory of the task, e.g. 16Gi: counted against the quota, the limit of its container, the request of its pod
-    #[arg(long, value_name = "M", value_parser = values::bytes)]
+    #[arg(long, value_name = "M", value_parser = values::main_memory)]
     memory: Option<Bytes>,
     /// Priority within the project; tasks of higher priority go first and can preempt those of lower
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]

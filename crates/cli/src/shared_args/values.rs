@@ -90,6 +90,14 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: AmountError| error.to_string())
 }
 
+/// As [`bytes`], and `512m` and `4g`, which docker's own option of the same name has for binary units.
+pub(crate) fn main_memory(text: &str) -> Result<Bytes, String> {
+    let dockers = [("m", "Mi"), ("g", "Gi")]
+        .iter()
+        .find_map(|(short, unit)| format!("{}{unit}", text.strip_suffix(short)?).parse().ok());
+    dockers.map_or_else(|| bytes(text), Ok)
+}
+
 pub(crate) fn isolation(text: &str) -> Result<Isolation, String> {
     match text {
         "any" => Ok(Isolation::Any),
@@ -102,6 +110,16 @@ pub(crate) fn isolation(text: &str) -> Result<Isolation, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn main_memory_in_the_units_of_kubernetes_and_docker() {
+        for (text, bytes) in
+            [("512m", 512 << 20), ("1.5g", 1536 << 20), ("4Gi", 4 << 30), ("4G", 4_000_000_000)]
+        {
+            assert_eq!(main_memory(text), Ok(Bytes(bytes)), "{text}");
+        }
+        assert!(main_memory("xm").unwrap_err().contains("\"xm\" is not an amount"));
+    }
 
     #[test]
     fn lengths_of_time() {
