@@ -11,6 +11,7 @@ from conftest import ROOT, System
 
 # Its console is a file here, and nobody logs in.
 MASKED = ["console-getty.service"]
+OUT_OF_MEMORY = 2
 AGENT = """[daemon]
 dynamic-gpus = true
 create-queue = true
@@ -27,6 +28,12 @@ def until(what, check, seconds=240):
     return found
 
 
+def check_filled(seen, limit_bytes):
+    """What fill_slice.py reported: it saw the limit, and got it but for its context."""
+    assert (seen["total_bytes"], seen["refused_code"]) == (limit_bytes, OUT_OF_MEMORY), seen
+    assert limit_bytes - (614 << 20) < seen["allocated_bytes"] <= limit_bytes, seen
+
+
 class Booted(System):
     def __init__(self, tree, mode, dir):
         super().__init__(tree)
@@ -39,10 +46,17 @@ class Booted(System):
         """Where the control groups of systemd's units are."""
         return "/sys/fs/cgroup" if self.mode == "v2" else "/sys/fs/cgroup/unified"
 
-    def boot(self):
+    def machine(self):
+        """The command that is the running machine."""
         (self.dir / "pid").unlink(missing_ok=True)
-        words = [ROOT / "tests/packages/boot.sh", self.mode, self.tree, self.dir]
-        self.booted = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return [ROOT / "tests/packages/boot.sh", self.mode, self.tree, self.dir]
+
+    def is_reachable(self):
+        """Commands can be sent to it."""
+        return (self.dir / "pid").exists()
+
+    def boot(self):
+        self.booted = subprocess.Popen(self.machine(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until("systemd as PID 1", self.is_up)
         return self
 
@@ -52,7 +66,7 @@ class Booted(System):
             if self.booted.returncode == 77:
                 pytest.skip(said.strip().splitlines()[-1].removeprefix("skipped: "))
             pytest.fail(f"systemd ended as PID 1: {said}")
-        if not (self.dir / "pid").exists():
+        if not self.is_reachable():
             return False
         state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
         assert state not in ("degraded", "maintenance"), self.run("systemctl", "--failed").stdout

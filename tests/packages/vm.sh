@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints a directory with the disk, the kernel and the initial RAM disk of a Debian 12 as its installer leaves it: systemd, control groups of
-# version 2, AppArmor; with Docker, Podman and an SSH server. Made once: 500 MB of packages, five minutes. Exit 77 with a reason where it can't be.
+# version 2, AppArmor; with Docker, Podman and an SSH server. Made once: 500 MB of packages, two minutes. Exit 77 with a reason where it can't be.
 set -eu
 skip() {
     echo "skipped: no virtual machine here: $1" >&2

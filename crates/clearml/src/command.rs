@@ -30,7 +30,7 @@ pub struct TaskRequest {
     pub compute: ComputeRequest,
     /// CPU that counts against quotas, in thousandths of a core. It is not enforced.
     pub cpu_milli: u64,
-    /// Main memory that counts against quotas, in bytes. It is enforced for tasks in containers.
+    /// Main memory that counts against quotas, in bytes. It is the limit of a container, and the request of a pod.
     pub memory_bytes: u64,
     /// Tasks of higher priority go first within a project and may preempt others.
     pub priority: i32,

@@ -130,12 +130,11 @@ fn image_and_options(option: &str, words: &[String]) -> Result<(Option<String>, 
 }
 
 /// The command line with docker's words carried. `command_line` declares the options that are cantle's own.
-pub(crate) fn carried(words: Vec<OsString>, command_line: fn() -> clap::Command) -> Vec<OsString> {
+pub(crate) fn carried(mut words: Vec<OsString>, command_line: fn() -> clap::Command) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let Some(first) = words[..end].iter().enumerate().find_map(first_of_dockers) else { return words };
     let first = first.min(end);
     let ours = own_options(&command_line(), &words[..first]);
-    let mut words = words;
     let mut at = first;
     while at < end {
         let text = words[at].to_string_lossy().into_owned();
