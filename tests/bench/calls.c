@@ -15,6 +15,12 @@ static void pair(size_t bytes) {
 static void small_pair(void) { pair(4096); }
 static void large_pair(void) { pair(2 << 20); }
 
+static void async_pair(void) {
+    address pointer;
+    must(cuMemAllocAsync(&pointer, 1024, NULL), "cuMemAllocAsync");
+    must(cuMemFreeAsync(pointer, NULL), "cuMemFreeAsync");
+}
+
 static void info(void) {
     size_t free, total;
     must(cuMemGetInfo_v2(&free, &total), "cuMemGetInfo");
@@ -37,6 +43,10 @@ int main(int argc, char **argv) {
 
     printf("launch %.1f\n", least_ns(launch, rounds));
     printf("mem_get_info %.1f\n", least_ns(info, rounds));
+    /* One that stays, so that the pool keeps its memory. */
+    address kept;
+    must(cuMemAllocAsync(&kept, 1024, NULL), "cuMemAllocAsync");
+    printf("pair_async %.1f\n", least_ns(async_pair, rounds));
     int live = 0;
     const int steps[] = {0, 1000, 10000};
     for (int i = 0; i < 3; i++) {

@@ -1,4 +1,5 @@
-"""The driver calls of the filter for each small stream-ordered allocation. A library over the simulated driver (count.h) counts the calls of
+"""The driver calls of the filter for each small stream-ordered allocation: one question to the pool, and two changes of the thread's capture mode, so
+that the question ends no capture. A library over the simulated driver (count.h) counts the calls of
 every function that the filter calls itself, and of those that the program calls."""
 
 import re
@@ -11,8 +12,9 @@ import pytest
 from conftest import GPU, HERE, LIBCUDA, LIMIT, ROOT
 
 OWN = ["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"]
+CALLS = 3
 # Now and then the filter asks how much of its pool is idle: once per step of the pool's growth.
-NOW_AND_THEN = 0.05
+NOW_AND_THEN = 0.05 * CALLS
 WAYS = ["default_stream", "own_stream", "own_pool", "freed"]
 
 
@@ -21,7 +23,7 @@ def asked_by_the_filter():
     source = (ROOT / "crates/shim/src/cuda/mod.rs").read_text()
     asked = re.findall(r"^ {8}(cu\w+)\(", source, re.MULTILINE)
     assert "cuMemPoolGetAttribute" in asked and len(asked) > 20, asked
-    return sorted({*asked, *OWN, "cuMemPoolTrimTo"})
+    return sorted({*asked, *OWN, "cuMemPoolTrimTo", "cuThreadExchangeStreamCaptureMode"})
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def added(machine, way, limit=LIMIT):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_more_call(machine, way):
-    assert 0.9 <= added(machine, way) <= 1 + NOW_AND_THEN
+def test_one_more_question(machine, way):
+    assert CALLS - 0.1 <= added(machine, way) <= CALLS + NOW_AND_THEN
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -61,4 +63,4 @@ def test_none_without_the_filter(machine, way):
 @pytest.mark.parametrize("way", ["default_stream", "own_stream"])
 def test_on_a_machine_with_two_gpus(machine, way):
     """A slice has one of them, so the program sees one."""
-    assert 0.9 <= added(machine, way) <= 1 + NOW_AND_THEN
+    assert CALLS - 0.1 <= added(machine, way) <= CALLS + NOW_AND_THEN

@@ -46,8 +46,14 @@ class Team:
             wait_until(lambda: self.is_running(name), 180, lambda: self.seen(name))
 
     def seen(self, *names):
-        """For a failure: these pods, and the end of the injector's log."""
-        return "\n".join([*(str(self.get(name)) for name in names), self.injector.program.log()[-3000:]])
+        """For a failure: the states of those of these pods that do not run, their claims, all events, and the end of the injector's log."""
+        found = {name: self.get(name) for name in names if not self.is_running(name)}
+        events = self.api.items(f"/api/v1/namespaces/{self.namespace}/events")
+        claims = self.api.items(f"/apis/resource.k8s.io/v1/namespaces/{self.namespace}/resourceclaims")
+        lines = [f"{name}: {made and made['status']}" for name, made in found.items()]
+        lines += [f"{each['metadata']['name']}: {each.get('status')}" for each in claims]
+        lines += [f"{each['involvedObject']['name']}: {each['reason']}: {each['message']}" for each in events]
+        return "\n".join([*lines, self.injector.program.log()[-3000:]])
 
     def has_waited(self, name):
         """kube-scheduler has tried it, and cantle has said what it lacks."""

@@ -12,7 +12,7 @@ CHECKS = ["jobs_may_begin_with_a_context", "torch_fills_its_slice_and_goes_on", 
 
 
 def test_checks_with_pytorch(tmp_path):
-    machine = Machine("1xH100-80GB", driver="615.10")
+    machine = Machine("1xH100-80GB:reserved", driver="615.10")
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHON": sys.executable, "OUT": str(tmp_path), "LD_PRELOAD": RUNTIME}
     try:
         command = machine.command(ROOT / "tests/gpu/run.sh", "--only", ",".join(CHECKS))

@@ -29,7 +29,7 @@ class Bench:
         self.home = home
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("CANTLE_")} | {"HOME": home}
         self.nvml = Nvml()
-        self.total = self.nvml.memory().total
+        self.total = self.nvml.usable()
         # Programs of the check that runs; the ones that are left at its end are killed.
         self.children = []
         self.time_left = lambda: 120

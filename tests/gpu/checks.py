@@ -45,6 +45,22 @@ def a_context_alone_is_no_offense(bench):
     return {"seconds": round(time.monotonic() - began, 1), "control": alone}
 
 
+def each_context_is_charged(bench):
+    """At once, and with all that the driver takes for it: more than NVML reports for the process. The last one that fits is the last."""
+    limit, base = 2 * GIB, bench.used()
+    words = [sys.executable, str(HERE / "jobs.py"), "contexts"]
+    outside = bench.record(bench.alone(*words, "8"))
+    bench.end_children()
+    assert bench.settle(base) <= base
+    inside = bench.record(bench.start("run", "--quiet", "--gpu-memory", f"{limit // MIB}Mi", "--", *words, "8"))
+    facts = {"inside": inside, "outside": outside, "nvml_bytes": bench.used() - base}
+    # The negative control.
+    assert outside["code"] == 0 and outside["used"][-1] > limit, facts
+    assert inside["code"] == 2 and inside["used"][-1] <= limit, facts
+    assert facts["nvml_bytes"] <= inside["used"][-1] <= facts["nvml_bytes"] + 8 * MIB * len(inside["used"]), facts
+    return facts
+
+
 def two_halves_both_take_all(bench):
     base = bench.used()
     halves = [bench.job("fill") for _ in range(2)]
@@ -93,6 +109,16 @@ def functions_looked_up_are_hooked(bench):
     assert not found["wrong"] and not found["unexported"], found
     assert len(found["substituted"]) > 50, found
     return {"look_ups": found["untouched"], "hooked": len(found["substituted"])}
+
+
+def no_capture_is_disturbed(bench):
+    """Each call has the same codes as outside, with what the filter asks the driver behind it."""
+    command = [sys.executable, str(HERE / "captures.py")]
+    outside, inside = (bench.last_record(start(*command)) for start in (bench.alone, lambda *words: bench.start("run", "--quiet", "--gpu", "0.25", "--", *words)))
+    differ = {name: [codes, inside[name]] for name, codes in outside.items() if inside[name] != codes}
+    assert not differ, differ
+    assert any(ended for codes in outside.values() for _, ended in codes), "no call ended a capture: this shows nothing"
+    return {"codes": outside}
 
 
 def nvidia_smi_shows_the_slice(bench):

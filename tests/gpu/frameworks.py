@@ -100,6 +100,19 @@ def stays(name, workload_name, env=None):
     return check
 
 
+def computes(name, workload_name, env=None):
+    """The same result as outside."""
+
+    def check(bench):
+        needs_kernels(bench)
+        inside, outside = (bench.last_record(start(bench, workload_name, part=part, env=env)) for part in (0.5, None))
+        assert inside == outside, (inside, outside)
+        return inside
+
+    check.__name__ = f"{name}_computes_as_outside"
+    return check
+
+
 def training_and_inference_cost_nothing(bench):
     """Time of a step in a slice divided by the time alone, in pairs, so that a card that warms up counts on both sides."""
     needs_kernels(bench)

@@ -148,6 +148,18 @@ def ipc_import(handle, write):
     time.sleep(1)
 
 
+def contexts(at_most):
+    """Contexts one after the other, until one is refused or there are so many: what the program sees in use with each."""
+    driver, used, code = Driver(), [], 0
+    while code == 0:
+        free, total = driver.info()
+        used.append(total - free)
+        if len(used) == int(at_most):
+            break
+        code = driver.code("cuCtxCreate_v2", ctypes.byref(ctypes.c_void_p()), 0, 0)
+    tell_and_wait(used=used, code=code)
+
+
 def context(seconds):
     """Nothing but a context, for a while."""
     Driver()
@@ -156,7 +168,7 @@ def context(seconds):
 
 
 def main():
-    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, context)}
+    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, contexts, context)}
     jobs[sys.argv[1]](*sys.argv[2:])
 
 

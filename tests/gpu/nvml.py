@@ -7,6 +7,12 @@ class MemoryInfo(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
+class MemoryInfo2(ctypes.Structure):
+    """nvmlMemory_v2_t"""
+
+    _fields_ = [("version", ctypes.c_uint), *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used"))]
+
+
 class Nvml:
     def __init__(self):
         self.lib = ctypes.CDLL("libnvidia-ml.so.1")
@@ -37,6 +43,14 @@ class Nvml:
     def used(self):
         """On each card."""
         return [self.memory(device).used for device in self.devices]
+
+    def usable(self):
+        """What programs can have of the first card: all but the driver's own reserve, where the driver reports that (510 and later)."""
+        info = MemoryInfo2(version=ctypes.sizeof(MemoryInfo2) | 2 << 24)
+        ask = getattr(self.lib, "nvmlDeviceGetMemoryInfo_v2", None)
+        if ask is None or ask(self.device, ctypes.byref(info)):
+            return self.memory().total
+        return info.total - info.reserved
 
     def text(self, function, *args):
         buffer = ctypes.create_string_buffer(96)

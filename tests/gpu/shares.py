@@ -1,6 +1,6 @@
-"""Compute shares by weight, compared with the driver's own division of time in the same run. The programs' own counts of kernels that ended are the
-measure: all of one check run the same kernel. On a simulated card the figures are shown and not judged: tests/compute judges there, by the
-driver's count. None of these bounds has been tried on a card."""
+"""Compute shares by weight, compared with the driver's own division of time in the same run. The measure is the number of kernels that ended, in
+parts of what as many processes end alone: several processes lose a tenth of their time to changes of context, with or without a slice. All of
+one check run the same kernel. On a simulated card the figures are shown and not judged: tests/compute judges there, by the driver's count."""
 
 import os
 import sys
@@ -33,12 +33,14 @@ def race(bench, compute, tenants, way, us, loops=0):
 
 def experiment(bench, tenants, way, us):
     [solo], right, loops = race(bench, "even", [(None, 1)], way, us)
+    solos = {count: solo if count == 1 else race(bench, "even", [(None, count)], way, us, loops)[0][0] for _, count in tenants}
     facts = {"kernel_us": us, "way": way, "asked": [round(part, 3) for part, _ in tenants], "processes": [count for _, count in tenants]}
     for compute in ("fair", "even"):
         done, digests, _ = race(bench, compute, tenants, way, us, loops)
-        had = [each / max(sum(done), 1) for each in done]
+        parts = [each / max(solos[count], 1) for each, (_, count) in zip(done, tenants, strict=True)]
+        had = [each / max(sum(parts), 1e-9) for each in parts]
         error = max(abs(share - part) for share, (part, _) in zip(had, tenants, strict=True))
-        facts[compute] = {"had": [round(share, 3) for share in had], "error": round(error, 3), "of_solo": round(sum(done) / max(solo, 1), 3)}
+        facts[compute] = {"had": [round(share, 3) for share in had], "error": round(error, 3), "of_solo": round(sum(parts), 3)}
         # No kernel is cut or changed.
         assert digests == right, facts
     return facts

@@ -23,20 +23,24 @@ from checks import (
     a_driver_opened_past_the_slice_is_ended,
     a_reset_gives_everything_back,
     a_slice_is_all_there_is,
+    each_context_is_charged,
     every_path_is_held,
     forks_and_ipc_work_as_outside,
     free_memory_after_a_sibling_ended,
     functions_looked_up_are_hooked,
     kill_gives_everything_back,
     limits_says_enforced,
+    no_capture_is_disturbed,
     nvidia_smi_shows_the_slice,
     programs_can_be_linked_inside,
     the_card_is_idle,
     two_halves_both_take_all,
     without_cantle_nothing_refuses,
 )
+from costs import calls_of_the_driver, start_of_a_program
 from frameworks import (
     ALLOCATORS,
+    computes,
     fills,
     jobs_may_begin_with_a_context,
     stays,
@@ -56,12 +60,14 @@ CHECKS = [
     jobs_may_begin_with_a_context,
     fills("torch", ALLOCATORS["torch"]),
     two_halves_both_take_all,
+    each_context_is_charged,
     each_card_has_its_own_slices,
     whole_cards_are_all_there_is,
     free_memory_after_a_sibling_ended,
     a_context_alone_is_no_offense,
     programs_can_be_linked_inside,
     functions_looked_up_are_hooked,
+    no_capture_is_disturbed,
     nvidia_smi_shows_the_slice,
     a_driver_opened_past_the_slice_is_ended,
     two_ranks_in_one_slice,
@@ -75,6 +81,10 @@ CHECKS = [
     every_path_is_held,
     stays("cupy", "cupy"),
     stays("jax", "jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+    calls_of_the_driver,
+    start_of_a_program,
+    *(computes(f"a_graph_of_{name}", "captured", env) for name, env in ALLOCATORS.items()),
+    computes("triton", "triton"),
     training_and_inference_cost_nothing,
 ]
 
@@ -96,8 +106,9 @@ def judge(check, bench, seconds):
         outcome, detail = "passed", check(bench)
     except Skip as why:
         outcome, detail = "skipped", {"why": str(why)}
-    except Exception:  # a check that breaks in any way has failed
-        outcome, detail = "failed", {"why": traceback.format_exc()}
+    except Exception as error:  # a check that breaks in any way has failed
+        traceback.print_exc()
+        outcome, detail = "failed", {"why": "".join(traceback.format_exception_only(error)).strip()}
     finally:
         signal.alarm(0)
         bench.end_children()

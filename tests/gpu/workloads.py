@@ -37,6 +37,8 @@ def graph():
         captured, ready, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
         need("cuStreamBeginCapture_v2", stream, 0)
         code = call("cuMemAllocAsync", ctypes.byref(pointer), ctypes.c_size_t(size_bytes), stream)
+        # As a program does that logs its memory. Nothing that happens behind this call may end the capture.
+        code = code or call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(ctypes.c_size_t()))
         freed = code or call("cuMemFreeAsync", pointer, stream)
         ended = call("cuStreamEndCapture", stream, ctypes.byref(captured))
         code = code or freed or ended
@@ -96,6 +98,32 @@ def torch():
     train_ms = milliseconds(train, 100)
     model.eval()
     return {"total": total, "over": over, "train_ms": train_ms, "infer_ms": milliseconds(infer, 300)}
+
+
+def captured():
+    """A CUDA graph by PyTorch, with the allocator that PYTORCH_ALLOC_CONF names."""
+    import torch
+
+    ones, graph = torch.ones(1024, 1024, device="cuda"), torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        (ones @ ones).sum()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        total = (ones @ ones).sum()
+    ones.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    return {"sum": float(total)}
+
+
+def triton():
+    """A kernel that is compiled when it is first launched."""
+    import torch
+    import triton_kernel
+
+    x = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+    return {"sum": float(triton_kernel.doubled(x).sum(dtype=torch.float64))}
 
 
 def tell_and_wait(**record):
@@ -213,7 +241,7 @@ def jax():
 
 
 def main():
-    workload = {each.__name__: each for each in (graph, torch, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
+    workload = {each.__name__: each for each in (graph, torch, captured, triton, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
     try:
         print(json.dumps(workload(*sys.argv[2:])))
     except ImportError as error:

@@ -63,14 +63,14 @@ def test_the_last_granule_is_granted_and_the_next_refused(machine):
     assert machine.used() == TOTAL
 
 
-def test_contexts_cost_once_per_process_and_device_and_free_their_memory(machine):
+def test_each_context_costs_and_frees_its_memory(machine):
     client = machine.client()
     assert client("[context(0), context(0), context(1)]") == [0, 0, 0]
     client(f"alloc({GIB})")
-    assert [machine.used(0), machine.used(1)] == [CONTEXT, CONTEXT + GIB]
+    assert [machine.used(0), machine.used(1)] == [2 * CONTEXT, CONTEXT + GIB]
     current = client("number('cuCtxGetCurrent', kind=c_void_p)")[1]
     assert client(f"cu.cuCtxDestroy_v2(c_void_p({current}))") == 0
-    assert [machine.used(0), machine.used(1)] == [CONTEXT, 0]
+    assert [machine.used(0), machine.used(1)] == [2 * CONTEXT, 0]
     # The context below it on the stack is current again.
     assert client("number('cuCtxGetDevice')") == [0, 0]
 

@@ -36,11 +36,9 @@ fn describe(source: &Installation) -> Result<String, DriverError> {
     let mut text = format!("{:?}\n{:#?}\n", driver.versions(), driver.libraries()?);
     for gpu in driver.gpus()? {
         let (location, memory) = (driver.location(&gpu.uuid)?, driver.memory(&gpu.uuid)?);
-        let context_bytes = driver.context_bytes(&gpu.uuid, &gpu.uuid.0)?;
+        let context = driver.context_memory(&gpu.uuid, &gpu.uuid.0)?;
         let processes = driver.processes(&gpu.uuid)?;
-        text += &format!(
-            "{gpu:?}\n  {location:?}\n  {memory:?}\n  context_bytes {context_bytes}\n  {processes:?}\n"
-        );
+        text += &format!("{gpu:?}\n  {location:?}\n  {memory:?}\n  {context:?}\n  {processes:?}\n");
     }
     Ok(text)
 }

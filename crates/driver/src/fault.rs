@@ -7,8 +7,8 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions, Xid,
+    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
+    Memory, Mig, ProcessMemory, Result, Versions, Xid,
 };
 
 /// The calls that can be made to fail.
@@ -20,8 +20,8 @@ pub enum Call {
     Memory,
     /// [`Driver::processes`]
     Processes,
-    /// [`Driver::context_bytes`]
-    ContextBytes,
+    /// [`Driver::context_memory`]
+    ContextMemory,
 }
 
 /// One failure: the next matching call returns `error` instead of reaching the driver.
@@ -125,9 +125,9 @@ impl Driver for FaultyDriver {
         self.inner.versions()
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
-        self.pass(Call::ContextBytes, Some(gpu))?;
-        self.inner.context_bytes(gpu, device)
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory> {
+        self.pass(Call::ContextMemory, Some(gpu))?;
+        self.inner.context_memory(gpu, device)
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {

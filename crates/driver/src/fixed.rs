@@ -7,8 +7,8 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, LostGpu, Memory,
-    Mig, ProcessMemory, Result, Versions, Xid,
+    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
+    LostGpu, Memory, Mig, ProcessMemory, Result, Versions, Xid,
 };
 
 /// Nothing changes fixed instances.
@@ -135,8 +135,8 @@ impl Driver for FixedInstances {
         self.inner.versions()
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
-        self.inner.context_bytes(gpu, device)
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory> {
+        self.inner.context_memory(gpu, device)
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {

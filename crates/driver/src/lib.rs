@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use cantle_model::{Gpu, GpuUuid, Slice};
 
-pub use context::{ContextCache, probe_context_main};
+pub use context::{ContextCache, ContextMemory, probe_context_main};
 pub use error::DriverError;
 pub use fixed::FixedInstances;
 pub use installation::Installation;
@@ -154,12 +154,12 @@ pub trait Driver: Mig + Send + Sync {
     fn versions(&self) -> Versions;
 
     /// The memory of a context on `device` (this GPU's own name, or that of a MIG device on it): memory that a process
-    /// holds before it allocates anything, rounded up to 2 MiB. Measured with a child process, which takes up to a
+    /// holds before it allocates anything. Measured with a child process, which takes up to a
     /// second on real hardware; [`ContextCache`] remembers.
     ///
     /// # Errors
     /// If the probe can't run, or the driver fails.
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64>;
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory>;
 
     /// The files that a container needs for these slices, in addition to the two libraries. Of a GPU in MIG mode it gets the
     /// nodes of the slice's instance only.

@@ -6,8 +6,8 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions, Xid,
+    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
+    Memory, Mig, ProcessMemory, Result, Versions, Xid,
 };
 
 struct NoGpus;
@@ -51,7 +51,7 @@ impl Driver for NoGpus {
         Versions { driver: String::new(), cuda: String::new(), nvml: String::new() }
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, _device: &str) -> Result<u64> {
+    fn context_memory(&self, gpu: &GpuUuid, _device: &str) -> Result<ContextMemory> {
         none(gpu)
     }
 

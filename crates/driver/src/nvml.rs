@@ -15,8 +15,8 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::libraries::NVML_SONAME;
 use crate::{
-    ContainerParts, Driver, DriverError, Installation, Libraries, Load, Location, Memory, ProcessMemory,
-    Result, Versions, Xid, context, libraries, nodes,
+    ContainerParts, ContextMemory, Driver, DriverError, Installation, Libraries, Load, Location, Memory,
+    ProcessMemory, Result, Versions, Xid, context, libraries, nodes,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
@@ -392,7 +392,7 @@ impl Driver for Session {
         }
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory> {
         let libcuda = self.libraries()?.cuda.real;
         context::measure(self, &self.installation, &self.probe_exe, &libcuda, gpu, device)
     }

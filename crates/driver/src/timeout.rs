@@ -18,8 +18,8 @@ use crate::mig_process::{MigCall, MigProcess};
 use crate::nvml::{LostGpu, Session};
 use crate::recent::Recent;
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions, Xid,
+    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
+    Memory, Mig, ProcessMemory, Result, Versions, Xid,
 };
 
 /// NVML answers in a millisecond; on a busy machine an answer has taken a second.
@@ -201,8 +201,8 @@ impl Driver for TimedDriver {
         self.session.versions()
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
-        self.session.context_bytes(gpu, device)
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory> {
+        self.session.context_memory(gpu, device)
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {

@@ -53,6 +53,18 @@ pub enum HostError {
     UnknownGpu(String),
 }
 
+impl HostError {
+    /// The files are not there any more: the slice has ended.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Io(_, error) => error.kind() == io::ErrorKind::NotFound,
+            Self::Open(_, error) => *error == OpenError::Io(libc::ENOENT),
+            _ => false,
+        }
+    }
+}
+
 /// Creates a slice's two files in `dir`, which must exist. Each appears complete or not at all.
 ///
 /// They are not forced to disk: what they count ends with the machine's memory, and a task's start would wait for it.

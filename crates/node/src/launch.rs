@@ -63,7 +63,7 @@ impl Launcher {
             shim_dir,
             filters,
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
-            contexts: ContextCache::new(node.dir().join("contexts.json")),
+            contexts: context_cache(node),
             backend,
             privileges: Privileges::default(),
         })
@@ -90,7 +90,7 @@ impl Launcher {
     pub fn measure(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), NodeError> {
         // Of a GPU in MIG mode only the instances have contexts.
         for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
-            self.contexts.context_bytes(driver, gpu, None)?;
+            self.contexts.context_memory(driver, gpu, None)?;
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Launcher {
             Ok(GpuLimit {
                 uuid: gpu_uuid_bytes(name).ok_or_else(|| NodeError::BadUuid(name.to_owned()))?,
                 limit_bytes: slice.memory_limit_bytes,
-                context_bytes: self.contexts.context_bytes(driver, gpu, slice.mig.as_ref())?,
+                context_bytes: self.contexts.context_memory(driver, gpu, slice.mig.as_ref())?.bytes(),
             })
         };
         let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;
@@ -162,6 +162,11 @@ impl Launcher {
             },
         }
     }
+}
+
+/// The figures of contexts that this node has measured.
+pub(crate) fn context_cache(node: &NodeStore) -> ContextCache {
+    ContextCache::new(node.dir().join("contexts.json"))
 }
 
 /// A new lease on `slices`. This process holds it until the task has a process of its own.

@@ -26,6 +26,7 @@ use cantle_runtime::{Cgroup, alive, end_now};
 use tokio::time::Instant;
 
 use crate::health::new_faults;
+use crate::launch::context_cache;
 use crate::loaded::other_libcuda;
 use crate::members::{self, Members};
 use crate::store::NodeStore;
@@ -63,6 +64,8 @@ pub enum Finding {
 pub struct Watchdog {
     overs: Overs,
     leases: Remembered,
+    /// What the driver's kernel module takes for a context, by the name of the GPU or the instance, where that was measured.
+    unattributed_bytes: BTreeMap<String, u64>,
     /// GPUs that did not answer at the last scan.
     unseen: BTreeSet<GpuUuid>,
     reserve: Vec<File>,
@@ -146,10 +149,12 @@ impl Watchdog {
         findings.extend(faults.iter().flat_map(|(gpu, why)| {
             ours_on(gpu).into_iter().map(|lease| (lease, Finding::Trouble(why.clone())))
         }));
+        self.learn_contexts(driver, node, gpus, &watched);
         let stands_for = self.overs.look(now);
         for (lease, region) in watched.into_iter().zip(&regions) {
             let used = everybody.held.get(&lease.id);
-            let wrong = check(lease, region, used.unwrap_or(&nothing), gpus, &crowded);
+            let wrong =
+                check(lease, region, used.unwrap_or(&nothing), gpus, &crowded, &self.unattributed_bytes);
             let finding = wrong.and_then(|wrong| self.overs.found(&lease.id, wrong, stands_for, now));
             match finding {
                 Some(finding) if ours(&lease.id) => findings.push((lease.id.clone(), finding)),
@@ -161,6 +166,18 @@ impl Watchdog {
             }
         }
         findings
+    }
+
+    /// Reads what was measured when the task's region was made.
+    fn learn_contexts(&mut self, driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu], watched: &[&Lease]) {
+        for slice in watched.iter().flat_map(|lease| &lease.slices) {
+            if !self.unattributed_bytes.contains_key(slice.device())
+                && let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == slice.gpu)
+                && let Some(context) = context_cache(node).known(driver, gpu, slice.mig.as_ref())
+            {
+                self.unattributed_bytes.insert(slice.device().to_owned(), context.unattributed_bytes);
+            }
+        }
     }
 
     /// Reports for the leases of `ours` on GPUs that can't be scanned since this scan.
@@ -215,6 +232,7 @@ fn check(
     used: &Held,
     gpus: &[Gpu],
     crowded: &BTreeSet<&GpuUuid>,
+    unattributed_bytes: &BTreeMap<String, u64>,
 ) -> Option<String> {
     let Region { observer, before } = region;
     let snapshot = observer.as_ref().and_then(|region| region.snapshot().ok());
@@ -226,9 +244,14 @@ fn check(
         let at = lease.slices.iter().position(|slice| slice.gpu == gpu.uuid);
         let now = at.and_then(|at| counted.get(at));
         let processes = used.get(&gpu.uuid).map_or(&[][..], Vec::as_slice);
+        let slice = at.and_then(|at| lease.slices.get(at));
         let on_gpu = TaskOnGpu {
             index: gpu.index,
-            slice: at.and_then(|at| lease.slices.get(at)),
+            slice,
+            per_context_bytes: slice
+                .and_then(|slice| unattributed_bytes.get(slice.device()))
+                .copied()
+                .unwrap_or(0),
             counted_bytes: now
                 .map_or(0, |now| now.counted_bytes)
                 .max(at.and_then(|at| before.get(at)).map_or(0, |before| before.counted_bytes)),
@@ -319,6 +342,8 @@ struct TaskOnGpu<'a> {
     index: u32,
     /// Its slice there.
     slice: Option<&'a Slice>,
+    /// What a context takes and no process has in the driver's list.
+    per_context_bytes: u64,
     /// The count of the shim.
     counted_bytes: u64,
     /// The figure of the driver.
@@ -331,11 +356,16 @@ struct TaskOnGpu<'a> {
 
 impl TaskOnGpu<'_> {
     fn hidden_bytes(&self) -> u64 {
-        actual_bytes(self.processes).saturating_sub(self.counted_bytes)
+        self.actual_bytes().saturating_sub(self.counted_bytes)
+    }
+
+    /// The driver's figures, and what it takes for these processes in addition; each has a context.
+    fn actual_bytes(&self) -> u64 {
+        actual_bytes(self.processes) + self.per_context_bytes * self.processes.len() as u64
     }
 
     fn wrong(&self) -> Option<String> {
-        let (index, actual) = (self.index, actual_bytes(self.processes));
+        let (index, actual) = (self.index, self.actual_bytes());
         let first = self.processes.first()?;
         let Some(slice) = self.slice else {
             let (pid, held) = (first.pid, Bytes(actual));
@@ -390,12 +420,29 @@ mod tests {
         let on_gpu = TaskOnGpu {
             index: 2,
             slice: has_slice.then_some(&slice),
+            per_context_bytes: 0,
             counted_bytes: 0,
             processes: &processes(held),
             attached: &attached.iter().copied().collect(),
             is_crowded,
         };
         on_gpu.wrong()
+    }
+
+    #[test]
+    fn what_the_driver_takes_for_a_context_hides_nothing_else() {
+        let (slice, processes) = (slice(10 * GIB), processes(&[(7, GIB), (8, GIB)]));
+        let on_gpu = TaskOnGpu {
+            index: 2,
+            slice: Some(&slice),
+            per_context_bytes: 6 << 20,
+            // Both contexts are charged with what the driver takes for them, and 10 MiB are in use that nobody asked for.
+            counted_bytes: 2 * GIB + (2 << 20),
+            processes: &processes,
+            attached: &BTreeSet::new(),
+            is_crowded: false,
+        };
+        assert_eq!(on_gpu.hidden_bytes(), 10 << 20);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The memory that one process holds on one GPU, and the rule by which an allocation is charged.
 //!
 //! The driver gives out physical memory in granules of 2 MiB. A large allocation takes its size rounded up to granules. Small
-//! ones share granules: each counts as a multiple of 512 bytes, and their sum is rounded up. A context takes what the agent
-//! measured for this GPU, once per process. So most small allocations change nothing in the accounting region.
+//! ones share granules: each counts as a multiple of 512 bytes, and their sum is rounded up. Each context takes what
+//! the agent measured for this GPU. So most small allocations change nothing in the accounting region.
 
 use cantle_ledger::{Account, Over, granules_holding};
 
@@ -16,7 +16,8 @@ const SMALL_STEP_BYTES: u64 = 512;
 pub(crate) struct Holdings {
     small_bytes: u64,
     small_granules: u32,
-    context_granules: u32,
+    /// Contexts that are charged.
+    contexts: u32,
     /// Granules charged for the memory of launched graphs.
     pub(crate) graph_granules: u32,
     /// Contexts that the program created itself and that still exist.
@@ -85,24 +86,30 @@ impl Holdings {
         account.reserve(to.saturating_sub(from))
     }
 
-    /// Reserves the context's memory if this process does not hold it yet.
+    /// Reserves the memory of so many contexts of `granules` each, unless this process holds it already.
     #[inline]
-    pub(crate) fn reserve_context(&mut self, account: &mut Account<'_>, granules: u32) -> Result<(), Over> {
-        if self.context_granules == 0 && granules > 0 {
-            account.reserve(granules)?;
-            self.context_granules = granules;
+    pub(crate) fn reserve_contexts(
+        &mut self,
+        account: &mut Account<'_>,
+        contexts: u32,
+        granules: u32,
+    ) -> Result<(), Over> {
+        if contexts > self.contexts {
+            account.reserve(granules.saturating_mul(contexts - self.contexts))?;
+            self.contexts = contexts;
         }
         Ok(())
     }
 
-    /// Whether the context's memory is charged.
+    /// Whether a context is charged.
     pub(crate) const fn has_context(&self) -> bool {
-        self.context_granules > 0
+        self.contexts > 0
     }
 
-    /// Gives the context's memory back.
-    pub(crate) fn release_context(&mut self, account: &mut Account<'_>) {
-        account.release(core::mem::take(&mut self.context_granules));
+    /// Gives the memory of contexts back, but for `left` of them.
+    pub(crate) fn release_contexts(&mut self, account: &mut Account<'_>, left: u32, granules: u32) {
+        account.release(granules.saturating_mul(self.contexts.saturating_sub(left)));
+        self.contexts = self.contexts.min(left);
     }
 }
 
@@ -166,15 +173,20 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_charged_once() {
+    fn each_context_is_charged_once() {
         let (_dir, attachment) = attach(10);
         let (mut holdings, mut account) = (Holdings::default(), attachment.account(0).unwrap());
-        assert!(holdings.reserve_context(&mut account, 11).is_err());
-        holdings.reserve_context(&mut account, 7).unwrap();
-        holdings.reserve_context(&mut account, 7).unwrap();
-        assert_eq!(account.held(), 7);
-        holdings.release_context(&mut account);
-        holdings.release_context(&mut account);
-        assert_eq!(account.held(), 0);
+        assert!(holdings.reserve_contexts(&mut account, 1, 11).is_err());
+        holdings.reserve_contexts(&mut account, 1, 4).unwrap();
+        holdings.reserve_contexts(&mut account, 1, 4).unwrap();
+        assert_eq!(account.held(), 4);
+        holdings.reserve_contexts(&mut account, 2, 4).unwrap();
+        assert!(holdings.reserve_contexts(&mut account, 3, 4).is_err());
+        assert_eq!(account.held(), 8);
+        holdings.release_contexts(&mut account, 1, 4);
+        holdings.release_contexts(&mut account, 1, 4);
+        assert_eq!(account.held(), 4);
+        holdings.release_contexts(&mut account, 0, 4);
+        assert!(account.held() == 0 && !holdings.has_context());
     }
 }

@@ -12,6 +12,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod capture_mode;
 mod cuda;
 mod function;
 #[cfg_attr(not(feature = "gate"), allow(dead_code, reason = "compiled to be tested; used by one build"))]

@@ -7,9 +7,10 @@ pub struct Model {
     pub key: &'static str,
     /// The name as the driver gives it.
     pub name: &'static str,
-    /// Total memory. CUDA reports the same here, unless the driver keeps a part for itself ([`RESERVED_MIB`]).
+    /// Total memory. CUDA reports the same here, unless the driver keeps a part for itself ([`Model::reserved_mib`]).
     pub memory_mib: u32,
-    /// Memory that one process's first context takes. Plausible, not measured; a multiple of 2 MiB.
+    /// Memory that each context takes, by NVML's figure for its process; a multiple of 2 MiB. That of the H100 with 80 GB was measured under
+    /// driver 580.159.04 (`docs/results/`); the others are plausible.
     pub context_mib: u32,
     /// CUDA compute capability.
     pub capability: (i32, i32),
@@ -33,9 +34,9 @@ pub struct Model {
     pub mig: Option<&'static str>,
 }
 
-/// The memory that the driver reserves on a GPU that is simulated with `:reserved`. An idle A10 of 23028 MiB under driver
-/// 535.129.03 has 541917184 bytes in use (github.com/mayooot/detect-gpu, issue 3); other models keep 0.4 to 1 GiB.
-pub const RESERVED_MIB: u32 = 516;
+/// The memory that the driver takes for each context on a GPU that is simulated with `:reserved`: NVML reports it for no process. An H100
+/// under driver 580.159.04 takes 5.6 MiB, and 3.3 MiB more for the first context of all (`docs/results/`).
+pub const UNATTRIBUTED_MIB: u32 = 6;
 
 /// One row: spec name, driver name, MiB of memory, MiB per context, capability, SMs, PCI id, W, SM/memory MHz, bus bits,
 /// L2 MiB, MIG table.
@@ -67,7 +68,7 @@ pub const MODELS: &[Model] = models! {
     "L40-48GB" "NVIDIA L40" 46068 388 (8, 9) 142 0x26B5_10DE 300 (2490, 9001) 384 96 None;
     "L40S-48GB" "NVIDIA L40S" 46068 388 (8, 9) 142 0x26B9_10DE 350 (2520, 9001) 384 96 None;
     "RTX4090-24GB" "NVIDIA GeForce RTX 4090" 24564 372 (8, 9) 128 0x2684_10DE 450 (3105, 10501) 384 72 None;
-    "H100-80GB" "NVIDIA H100 80GB HBM3" 81559 520 (9, 0) 132 0x2330_10DE 700 (1980, 2619) 5120 50 Some("H100-80GB-SXM5/HBM3");
+    "H100-80GB" "NVIDIA H100 80GB HBM3" 81559 518 (9, 0) 132 0x2330_10DE 700 (1980, 2619) 5120 50 Some("H100-80GB-SXM5/HBM3");
     "H100-94GB" "NVIDIA H100 NVL" 95830 520 (9, 0) 132 0x2321_10DE 400 (1980, 2619) 6016 60 Some("H100-94GB-NVL/SXM5-94");
     "GH200-96GB" "NVIDIA GH200 480GB" 97871 520 (9, 0) 132 0x2342_10DE 900 (1980, 2619) 6144 60 Some("GH200-96GB (H100-96)");
     "GH200-144GB" "NVIDIA GH200 144G HBM3e" 146831 520 (9, 0) 132 0x2348_10DE 900 (1980, 3201) 6144 60 Some("GH200-144GB-HBM3e");
@@ -111,6 +112,12 @@ pub fn find(key: &str) -> Option<usize> {
 }
 
 impl Model {
+    /// The memory that the driver reserves on this GPU if it is simulated with `:reserved`. An idle A10 of 23028 MiB under driver 535.129.03 has
+    /// 541917184 bytes in use (github.com/mayooot/detect-gpu, issue 3), an idle H100 under 580.159.04 has 503316480 (`docs/results/`).
+    pub const fn reserved_mib(&self) -> u32 {
+        if self.capability.0 == 9 { 480 } else { 516 }
+    }
+
     /// Total memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.memory_mib) << 20

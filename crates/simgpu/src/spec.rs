@@ -13,7 +13,7 @@ pub struct SpecDevice {
     pub model: usize,
     /// MIG mode is on at first start.
     pub mig: bool,
-    /// The driver keeps a part of the memory for itself, as real ones do ([`models::RESERVED_MIB`]).
+    /// The driver keeps a part of the memory for itself, as real ones do ([`Model::reserved_mib`](models::Model::reserved_mib), [`models::UNATTRIBUTED_MIB`]).
     pub reserved: bool,
     /// It reads the host's pageable memory by itself, as with NVIDIA's open kernel modules from 535 on (HMM).
     pub hmm: bool,

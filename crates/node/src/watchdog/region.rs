@@ -25,7 +25,10 @@ pub(super) fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
     if now.hidden_bytes == hidden_bytes.next_multiple_of(GRANULE_BYTES) {
         return;
     }
-    if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
-        tracing::warn!(%error, "hidden memory cannot be charged");
+    match region.set_hidden(&now.uuid, hidden_bytes) {
+        // The task has ended meanwhile, and its slice with it.
+        Err(error) if error.is_gone() => {}
+        Ok(()) => {}
+        Err(error) => tracing::warn!(%error, "hidden memory cannot be charged"),
     }
 }

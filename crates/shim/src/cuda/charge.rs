@@ -85,8 +85,8 @@ impl SliceGpu {
 
     /// Granules in use by the whole slice, without those of dead processes, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
+        self.attachment.reap_others();
         let ledger = self.attachment.ledger();
-        ledger.reap();
         (ledger.used(self.index), ledger.gpus().get(self.index).map_or(0, |gpu| gpu.limit_granules()))
     }
 
@@ -153,13 +153,27 @@ impl Balance {
 
     #[inline]
     fn reserve_context(&mut self) -> Result<(), Over> {
-        let gpu = self.gpu.attachment.ledger().gpus().get(self.gpu.index);
-        self.holdings.reserve_context(&mut self.account, gpu.map_or(0, |gpu| gpu.context_granules()))
+        self.reserve_contexts(1)
     }
 
-    /// Gives the context's memory back.
-    pub(super) fn release_context(&mut self) {
-        self.holdings.release_context(&mut self.account);
+    /// Charges so many contexts, as far as they are not charged yet.
+    #[inline]
+    pub(super) fn reserve_contexts(&mut self, contexts: u32) -> Result<(), Over> {
+        let granules = self.context_granules();
+        self.holdings.reserve_contexts(&mut self.account, contexts, granules)
+    }
+
+    /// Gives the memory of contexts back, but for `left` of them.
+    pub(super) fn release_contexts(&mut self, left: u32) {
+        let granules = self.context_granules();
+        self.holdings.release_contexts(&mut self.account, left, granules);
+    }
+
+    /// The memory of one context.
+    #[inline]
+    fn context_granules(&self) -> u32 {
+        let gpu = self.gpu.attachment.ledger().gpus().get(self.gpu.index);
+        gpu.map_or(0, |gpu| gpu.context_granules())
     }
 
     /// Changes the charge for something from `before` to `now` granules. An error is growth that exceeds the limit: it is

@@ -1,8 +1,8 @@
 //! Contexts: the memory that they cost, and the memory that is freed with them.
 //!
-//! A context takes memory that no allocation shows, once per process and GPU. It is reserved when a context is made, or at the
-//! first hooked call that finds one (NVIDIA's runtime makes them through a private table), and given back when the last one on the
-//! GPU is destroyed. Everything allocated in a context is freed with it.
+//! Each context takes memory that no allocation shows. It is reserved when a context is made, or at the first hooked call that
+//! finds one (NVIDIA's runtime makes primary ones through a private table), and given back with it. Everything allocated in a context
+//! is freed with it.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -49,14 +49,14 @@ pub(super) unsafe fn create_v4(
 /// # Safety
 /// If `real` returns success, the driver has written a context to `context`.
 unsafe fn created(context: *mut Context, device: Device, real: impl FnOnce() -> Status) -> Status {
-    let gpu = match in_slice(device) {
+    let gpu = match in_slice(device, |own| own + 1 + u32::from(is_primary_active(device))) {
         Ok(Some(gpu)) => gpu,
         Ok(None) => return real(),
         Err(status) => return status,
     };
     let status = real();
     if status != SUCCESS {
-        uncharge_if_none_left(gpu, device);
+        uncharge_ended(gpu, device);
         return status;
     }
     // SAFETY: by this function's condition, after success.
@@ -74,16 +74,32 @@ pub(super) unsafe fn retain_primary(
     context: *mut Context,
     device: Device,
 ) -> Status {
-    let gpu = match in_slice(device) {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    in_primary(device, || unsafe { real(context, device) })
+}
+
+/// A green context: a part of the multiprocessors of the primary context, which is made with it.
+pub(super) unsafe fn create_green(
+    real: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, Device, c_uint) -> Status,
+    context: *mut *mut c_void,
+    resources: *mut c_void,
+    device: Device,
+    flags: c_uint,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    in_primary(device, || unsafe { real(context, resources, device, flags) })
+}
+
+/// Charges the primary context of a device for `real`, which makes it if there is none.
+fn in_primary(device: Device, real: impl FnOnce() -> Status) -> Status {
+    let gpu = match in_slice(device, |own| own + 1) {
         Ok(Some(gpu)) => gpu,
-        // SAFETY: the call contract; the arguments are passed unchanged.
-        Ok(None) => return unsafe { real(context, device) },
+        Ok(None) => return real(),
         Err(status) => return status,
     };
-    // SAFETY: the call contract; the arguments are passed unchanged.
-    let status = unsafe { real(context, device) };
+    let status = real();
     if status != SUCCESS {
-        uncharge_if_none_left(gpu, device);
+        uncharge_ended(gpu, device);
     }
     status
 }
@@ -121,17 +137,18 @@ pub(super) unsafe fn pin_with_flags(
     status
 }
 
-/// Charges for a context on a device. `None`: the device is not of the slice; it may have a context, but will get no memory.
+/// Charges for one more context on a device: `contexts` says how many that makes, given how many the program has made itself. `None`: the device is not of the slice; it may have a context, but will get no memory.
 ///
 /// A process that found all slots of its slice taken gets none either: its context would be counted nowhere.
-fn in_slice(device: Device) -> Result<Option<SliceGpu>, Status> {
+fn in_slice(device: Device, contexts: impl FnOnce(u32) -> u32) -> Result<Option<SliceGpu>, Status> {
     let Ok(gpu) = SliceGpu::of(device) else {
         let is_uncounted =
             process().is_some_and(|process| process.ledger().is_some() && process.attachment().is_none());
         return if is_uncounted { Err(OUT_OF_MEMORY) } else { Ok(None) };
     };
     let Some(mut balance) = gpu.lock() else { return Ok(None) };
-    balance.charge_context(0)?;
+    let contexts = contexts(balance.holdings.own_contexts);
+    balance.reserve_contexts(contexts).map_err(|over| balance.refuse(over, 0))?;
     Ok(Some(gpu))
 }
 
@@ -156,7 +173,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, cont
         if let Some(mut balance) = gpu.lock() {
             balance.holdings.own_contexts = balance.holdings.own_contexts.saturating_sub(1);
         }
-        uncharge_if_none_left(gpu, own.context as Device);
+        uncharge_ended(gpu, own.context as Device);
     }
     status
 }
@@ -173,7 +190,7 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
         |entry: &Entry| entry.gpu() == gpu.index && process.contexts.get(entry.context).is_none();
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
-    uncharge_if_none_left(gpu, device);
+    uncharge_ended(gpu, device);
     if status == SUCCESS && !is_primary_active(device) {
         pool_charge::forget(gpu.index);
     }
@@ -227,10 +244,10 @@ fn is_primary_active(device: Device) -> bool {
     }
 }
 
-/// Gives the context's memory back if no context of this process is left on the GPU.
-fn uncharge_if_none_left(gpu: SliceGpu, device: Device) {
+/// Gives back the memory of those contexts of this process on the GPU that have ended.
+fn uncharge_ended(gpu: SliceGpu, device: Device) {
+    let primary = u32::from(is_primary_active(device));
     let Some(mut balance) = gpu.lock() else { return };
-    if balance.holdings.own_contexts == 0 && !is_primary_active(device) {
-        balance.release_context();
-    }
+    let left = balance.holdings.own_contexts.saturating_add(primary);
+    balance.release_contexts(left);
 }

@@ -96,6 +96,7 @@ hooks! { CUDA, "cuda":
     Frees cuCtxDestroy(context: Context) => context::destroy;
     Frees cuCtxDestroy_v2(context: Context) => context::destroy;
     Allocates cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) => context::retain_primary;
+    Allocates cuGreenCtxCreate(context: *mut *mut c_void, resources: *mut c_void, device: Device, flags: c_uint) => context::create_green;
     Frees cuDevicePrimaryCtxRelease(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxRelease_v2(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxReset(device: Device) => context::end_primary;
@@ -138,7 +139,6 @@ mod driver {
         cuStreamGetCtx(Stream, *mut Context);
         cuStreamGetDevice(Stream, *mut Device);
         cuStreamIsCapturing(Stream, *mut c_int);
-        cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuDeviceGetMemPool(*mut Pool, Device);
         cuDeviceGetDefaultMemPool(*mut Pool, Device);
         cuMemPoolGetAttribute(Pool, c_int, *mut c_void);

@@ -8,14 +8,13 @@ use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
 use super::charge::{Balance, SliceGpu};
 use super::pool::Pool;
 use super::{SUCCESS, driver};
+use crate::capture_mode::RelaxedMode;
 use crate::holdings::PoolCalls;
 use crate::process::process;
 use crate::table::Entry;
 
 /// In place of the idle memory of an entry: its pool may have gone with its GPU's primary context.
 pub(super) const UNSURE: u64 = u64::MAX;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that a capture of other threads forbids are allowed to this one.
-const RELAXED: c_int = 2;
 
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
 pub(super) const RESERVED: c_int = 5;
@@ -41,6 +40,7 @@ fn fits(bytes: u64, idle_bytes: u64) -> bool {
 /// `pool` is not destroyed during the call, and `which` is [`RESERVED`] or [`USED`].
 pub(super) unsafe fn attribute(pool: Pool, which: c_int) -> Option<u64> {
     let mut bytes = 0_u64;
+    let _relaxed = RelaxedMode::enter();
     // SAFETY: by this function's condition the handle is valid and the driver writes 64 bits, which `bytes` is.
     let status = unsafe { driver::cuMemPoolGetAttribute.get().ok()?(pool, which, (&raw mut bytes).cast()) };
     (status == SUCCESS).then_some(bytes)
@@ -131,22 +131,14 @@ fn ask_idle(balance: &mut Balance, pool: Pool) -> bool {
     balance.process().pools.update(pool as u64, |entry| entry.context = idle_bytes)
 }
 
-/// A capture in another thread forbids this call to threads that don't say that it is not about the capture.
+/// Makes the pool as small as it can be.
 pub(super) fn trim(balance: &mut Balance, pool: Pool) {
     if known_to(balance, pool).is_some()
         && let Ok(trim) = super::real::cuMemPoolTrimTo.get()
     {
-        let exchange = driver::cuThreadExchangeStreamCaptureMode.get();
-        let mut mode = RELAXED;
-        // SAFETY: a pool in the table is not destroyed while the balance is locked. `mode` is a live local; the function exchanges
-        // it with this thread's own, which the second call gives back.
-        unsafe {
-            let exchanged = exchange.is_ok_and(|exchange| exchange(&raw mut mode) == SUCCESS);
-            trim(pool, 0);
-            if exchanged && let Ok(exchange) = exchange {
-                exchange(&raw mut mode);
-            }
-        }
+        let _relaxed = RelaxedMode::enter();
+        // SAFETY: a pool in the table is not destroyed while the balance is locked.
+        unsafe { trim(pool, 0) };
     }
     let _over = settle(balance, pool);
 }

@@ -30,14 +30,11 @@ mod driver {
         cuEventElapsedTime(*mut f32, Event, Event);
         cuStreamIsCapturing(*mut c_void, *mut c_int);
         cuStreamQuery(*mut c_void);
-        cuThreadExchangeStreamCaptureMode(*mut c_int);
     }
 }
 
 /// Fences that a thread can have pending; more launches than that are confirmed by later ones.
 const PENDING: usize = 16;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls are not about a capture of another thread.
-const RELAXED: c_int = 2;
 
 /// One fence. Its events are made once and used again and again.
 #[derive(Clone, Copy)]
@@ -57,29 +54,6 @@ pub(super) struct Fences {
     count: usize,
     context: *mut c_void,
     contexts_ended: u32,
-}
-
-/// While it lives, this thread's calls of the driver disturb no capture.
-pub(super) struct Relaxed(Option<c_int>);
-
-impl Relaxed {
-    pub(super) fn enter() -> Self {
-        let mut mode = RELAXED;
-        // SAFETY: `mode` is a live local, which the function exchanges with this thread's own.
-        let exchanged = driver::cuThreadExchangeStreamCaptureMode
-            .get()
-            .is_ok_and(|exchange| unsafe { exchange(&raw mut mode) } == SUCCESS);
-        Self(exchanged.then_some(mode))
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        if let (Some(mode), Ok(exchange)) = (&mut self.0, driver::cuThreadExchangeStreamCaptureMode.get()) {
-            // SAFETY: as above, with the mode that the thread had.
-            unsafe { exchange(mode) };
-        }
-    }
 }
 
 /// Is a capture going on in this stream, or in one that the legacy stream would join? If the driver does not tell, one is.

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::price::key;
 use super::{fast, fences, passes, synchronized, thread, through};
+use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
 use crate::process::process;
 
@@ -141,7 +142,7 @@ pub(crate) fn synchronized_stream(stream: Handle, per_thread: bool, wait: impl F
 /// An event has been reached: fences and the default streams show which other work has ended.
 pub(crate) fn synchronized_event(wait: impl FnOnce() -> Status) -> Status {
     attended(wait, |thread| {
-        let _relaxed = fences::Relaxed::enter();
+        let _relaxed = RelaxedMode::enter();
         (0..=2).any(|stream| thread.used_only(stream) && fences::is_default_stream_idle(stream))
     })
 }

@@ -26,6 +26,7 @@ pub(crate) use launch::{graph, synchronized_context, synchronized_event, synchro
 pub(crate) use price::Prices;
 pub(crate) use thread::Threads;
 
+use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
 use crate::process::{Process, process};
 use cantle_ledger::compute::GatePage;
@@ -100,7 +101,7 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
     let found = process.gate_page().and_then(|page| Some((page, process.gate.threads.claim(page)?)));
     let Some((page, thread)) = found else { return launch() };
     let Some(slot) = thread.slot() else { return launch() };
-    let relaxed = fences::Relaxed::enter();
+    let relaxed = RelaxedMode::enter();
     if fences::is_capturing(stream) {
         drop(relaxed);
         return launch();
@@ -123,12 +124,12 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
         return launch();
     }
     let began = {
-        let _relaxed = fences::Relaxed::enter();
+        let _relaxed = RelaxedMode::enter();
         fences.begin_sample(stream)
     };
     let status = launch();
     if began && status == crate::cuda::SUCCESS {
-        let _relaxed = fences::Relaxed::enter();
+        let _relaxed = RelaxedMode::enter();
         fences.end_sample(stream, key, slot);
     }
     status
@@ -137,7 +138,7 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
 /// A synchronization returned: `all` means that everything this thread launched has ended.
 fn synchronized(process: &Process, page: &GatePage, thread: &Thread, all: bool) {
     let Some(slot) = thread.slot() else { return };
-    let relaxed = fences::Relaxed::enter();
+    let relaxed = RelaxedMode::enter();
     let fences = thread.fences();
     fences.confirm(process, page, slot);
     drop(relaxed);

@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use cantle_ledger::compute::{GatePage, ThreadSlot};
 
 use super::clock;
-use super::fences::{self, Fences};
+use super::fences::Fences;
+use crate::capture_mode::RelaxedMode;
 use crate::process::Process;
 
 /// The next window is submitted once the slice has less than this in flight, so that the GPU does not run dry meanwhile: a poll, the time
@@ -30,7 +31,7 @@ pub(super) fn for_window(process: &Process, page: &GatePage, slot: &ThreadSlot, 
     loop {
         let now_ns = clock::now_ns();
         if !fences.is_empty() {
-            let _relaxed = fences::Relaxed::enter();
+            let _relaxed = RelaxedMode::enter();
             fences.confirm(process, page, slot);
         }
         slot.attends.store(u64::from(!fences.is_empty()), Relaxed);

@@ -34,6 +34,20 @@ impl Account {
         Ok(registration.give_back(self.device, self.domain, granules)?)
     }
 
+    /// Takes what a context consumes: its own memory, and the driver's for it, which no process has in NVML's list.
+    pub(super) fn take_context(&self, registration: &Registration, own: u64, unattributed: u64) -> CuResult {
+        self.take(registration, own + unattributed)?;
+        Ok(registration
+            .set_unattributed(self.device, self.domain, |known| known.saturating_add(unattributed as u32))?)
+    }
+
+    /// Gives back what [`Account::take_context`] took.
+    pub(super) fn give_context(&self, registration: &Registration, own: u64, unattributed: u64) -> CuResult {
+        self.give(registration, own + unattributed)?;
+        Ok(registration
+            .set_unattributed(self.device, self.domain, |known| known.saturating_sub(unattributed as u32))?)
+    }
+
     /// Bytes in use on the device, by all processes.
     pub(super) fn used_bytes(&self, registration: &Registration) -> u64 {
         registration.used(self.device, self.domain) * GRANULE_BYTES

@@ -86,7 +86,10 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
     let pool = pool.map_or(Ok(inner.pools.current[device]), number)?;
     let address = match inner.capture_of(stream)? {
         Some(graph) => inner.add_allocation(graph, device, size_bytes)?.1,
-        None => inner.allocate(size_bytes, Kind::Pool(pool))?,
+        None => {
+            inner.forbid_unsafe()?;
+            inner.allocate(size_bytes, Kind::Pool(pool))?
+        }
     };
     Ok(out.set(address)?)
 }
@@ -95,7 +98,10 @@ fn free(address: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
     match inner.capture_of(stream)? {
         Some(graph) => inner.add_free(graph, address).map(|_| ()),
-        None => inner.free(address),
+        None => {
+            inner.forbid_unsafe()?;
+            inner.free(address)
+        }
     }
 }
 
@@ -109,6 +115,7 @@ fn pool_of_device(out: Out<Handle>, device: i32, current: bool) -> CuResult {
 
 fn get_attribute(pool: Handle, attribute: i32, value: *mut c_void) -> CuResult {
     let mut inner = session()?.lock();
+    inner.forbid_unsafe()?;
     let pool = inner.pools.get(number(pool)?)?;
     let figures = &pool.figures;
     let bytes = match attribute {
@@ -127,6 +134,7 @@ fn get_attribute(pool: Handle, attribute: i32, value: *mut c_void) -> CuResult {
 
 fn set_attribute(pool: Handle, attribute: i32, value: *const c_void) -> CuResult {
     let mut inner = session()?.lock();
+    inner.forbid_unsafe()?;
     let pool = inner.pools.get(number(pool)?)?;
     let bytes = || In::<u64>(value.cast()).get();
     match attribute {
@@ -181,7 +189,9 @@ driver_api! {
         // Managed memory may have no location of its own.
         let is_anywhere = is_host || props.allocation == ALLOCATION_MANAGED && props.location.kind == 0;
         let device = if is_anywhere { 0 } else { props.location.device()? };
-        let number = session()?.lock().pools.create(device, is_host);
+        let mut inner = session()?.lock();
+        inner.forbid_unsafe()?;
+        let number = inner.pools.create(device, is_host);
         Ok(pool.set(handle(number))?)
     }
     fn cuMemPoolDestroy(pool: Handle) { session()?.lock().destroy_pool(number(pool)?) }

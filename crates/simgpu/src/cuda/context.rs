@@ -9,6 +9,7 @@ use super::timeline::timeline;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::granules;
+use crate::models::UNATTRIBUTED_MIB;
 
 /// A context of this process. Contexts are numbered from 1; numbers are never reused, so a stale handle is recognized.
 struct Context {
@@ -29,7 +30,7 @@ struct Primary {
 pub(super) struct Contexts {
     all: Vec<Context>,
     primary: Vec<Primary>,
-    /// Living contexts per device: the first takes the device's context memory, the last gives it back.
+    /// Living contexts per device: the last gives back what pools have kept.
     living: Vec<u32>,
 }
 
@@ -85,12 +86,13 @@ impl Inner {
     }
 
     fn create(&mut self, session: &Session, device: usize, flags: u32) -> CuResult<u32> {
-        if self.contexts.living[device] == 0 {
-            self.register(session.sim)?;
-            let cost = context_granules(session, device);
-            let (registration, account) = self.account(device)?;
-            account.take(registration, cost)?;
-        }
+        self.register(session.sim)?;
+        let (registration, account) = self.account(device)?;
+        account.take_context(
+            registration,
+            context_granules(session, device),
+            unattributed_granules(session, device),
+        )?;
         self.contexts.living[device] += 1;
         self.contexts.all.push(Context { device, flags, limits: DEFAULT_LIMITS, alive: true });
         Ok(self.contexts.all.len() as u32)
@@ -109,11 +111,13 @@ impl Inner {
         self.contexts.living[device] -= 1;
         if self.contexts.living[device] == 0 {
             self.trim_all(device)?;
-            let cost = context_granules(session, device);
-            let (registration, account) = self.account(device)?;
-            account.give(registration, cost)?;
         }
-        Ok(())
+        let (registration, account) = self.account(device)?;
+        account.give_context(
+            registration,
+            context_granules(session, device),
+            unattributed_granules(session, device),
+        )
     }
 
     /// Ends a device's primary context, if there is one.
@@ -129,6 +133,12 @@ impl Inner {
 
 fn context_granules(session: &Session, device: usize) -> u64 {
     granules(u64::from(session.devices[device].model.context_mib) << 20)
+}
+
+/// What the driver's kernel module takes for a context in addition, if the GPU keeps memory for the driver.
+fn unattributed_granules(session: &Session, device: usize) -> u64 {
+    let keeps = session.sim.lock().devices[session.devices[device].index].reserved_bytes() > 0;
+    if keeps { granules(u64::from(UNATTRIBUTED_MIB) << 20) } else { 0 }
 }
 
 fn ordinal(session: &Session, device: i32) -> CuResult<usize> {

@@ -60,6 +60,7 @@ driver_api! {
 
     fn cuCtxSetLimit(limit: i32, value: usize) {
         let session = session()?;
+        session.lock().forbid_unsafe()?;
         session.lock().set_limit(known(limit)?, value as u64, |device| session.devices[device].resident_threads())
     }
 

@@ -54,6 +54,7 @@ fn reached_ns(handle: u64) -> CuResult<Option<u64>> {
 
 fn synchronize(handle: u64) -> CuResult {
     real_event(handle)?;
+    session()?.lock().forbid_unsafe()?;
     if let Some(timeline) = timeline() {
         let stamp = timeline.lock().stamps.get(&handle).copied();
         if let Some(Stamp::Pending { key, seq, .. }) = stamp {

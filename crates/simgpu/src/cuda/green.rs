@@ -4,7 +4,7 @@
 use super::context::{self, retained_primary};
 use super::execution::Object;
 use super::session::session;
-use super::stream::stream;
+use super::stream::{check_not_captured, stream};
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::{In, Out};
 
@@ -73,6 +73,7 @@ driver_api! {
     }
     fn cuStreamGetGreenCtx(handle: u64, out: Out<u64>) { Ok(out.set(contexts_of(handle)?.1)?) }
     fn cuStreamGetDevice(handle: u64, out: Out<i32>) {
+        check_not_captured(handle)?;
         let (context, _) = contexts_of(handle)?;
         Ok(out.set(session()?.lock().contexts.device_of(context)? as i32)?)
     }

@@ -38,6 +38,7 @@ impl HostMemory {
 fn allocate(out: Out<*mut c_void>, size_bytes: usize, flags: u32) -> CuResult {
     let mut inner = session()?.lock();
     inner.current_device()?;
+    inner.forbid_unsafe()?;
     if size_bytes == 0 || out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
@@ -70,6 +71,7 @@ driver_api! {
     }
 
     fn cuMemFreeHost(pointer: *mut c_void) {
+        session()?.lock().forbid_unsafe()?;
         remove(pointer, true)?;
         // SAFETY: `remove` has found and taken out a block that `allocate` got from `posix_memalign`, so it is freed once; by the
         // contract of `cuMemFreeHost` the program does not use it any more.

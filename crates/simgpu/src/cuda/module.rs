@@ -81,7 +81,10 @@ driver_api! {
         load(out, image)
     }
     fn cuModuleLoadFatBinary(out: Out<u64>, image: In<u8>) { load(out, image) }
-    fn cuModuleUnload(module: u64) { unload(module) }
+    fn cuModuleUnload(module: u64) {
+        session()?.lock().forbid_unsafe()?;
+        unload(module)
+    }
     fn cuModuleGetLoadingMode(mode: Out<i32>) {
         Ok(mode.set(if module_loading() == ModuleLoading::Eager { EAGER } else { LAZY })?)
     }

@@ -39,7 +39,7 @@ fn check(handle: u64) -> CuResult {
     stream(&session()?.lock(), handle).map(|_| ())
 }
 
-fn check_not_captured(handle: u64) -> CuResult {
+pub(super) fn check_not_captured(handle: u64) -> CuResult {
     let mut inner = session()?.lock();
     stream(&inner, handle)?;
     inner.forbid_captured(handle)
@@ -97,6 +97,7 @@ pub(super) fn synchronize_context() -> CuResult {
 
 fn synchronize(handle: u64) -> CuResult {
     check_not_captured(handle)?;
+    session()?.lock().forbid_unsafe()?;
     if let Some(timeline) = timeline() {
         let LineKey { context, stream } = place(handle)?.key;
         // The legacy stream's work is done when that of all blocking streams is.
@@ -110,6 +111,7 @@ fn synchronize(handle: u64) -> CuResult {
 
 fn query(handle: u64) -> CuResult {
     check_not_captured(handle)?;
+    session()?.lock().forbid_unsafe()?;
     match timeline() {
         Some(timeline) if !timeline.is_done(place(handle)?.key) => Err(CuError::NOT_READY),
         _ => Ok(()),
@@ -202,6 +204,7 @@ driver_api! {
     fn cuStreamWaitEvent(handle: u64, event: u64, _flags: u32) { super::event::wait_in(handle, event) }
     fn cuStreamWaitEvent_ptsz(handle: u64, event: u64, _flags: u32) { super::event::wait_in(per_thread(handle), event) }
     fn cuStreamGetFlags(handle: u64, out: Out<u32>) {
+        check_not_captured(handle)?;
         let Object::Stream { flags, .. } = stream(&session()?.lock(), handle)? else { return Err(CuError::INVALID_HANDLE) };
         Ok(out.set(flags)?)
     }

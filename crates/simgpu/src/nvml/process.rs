@@ -112,7 +112,8 @@ pub(super) fn holders(target: &Target) -> Vec<Process> {
     let mut found = Vec::new();
     for (slot, process) in state.processes() {
         for domain in target.domains() {
-            let held = process.held_granules[gpu.index][domain];
+            let held =
+                process.held_granules[gpu.index][domain] - process.unattributed_granules[gpu.index][domain];
             if held > 0 {
                 found.push(Process {
                     pid: state.pid_of(slot),

@@ -1,7 +1,7 @@
 //! The layout of the state file.
 
 use crate::GRANULE_BYTES;
-use crate::models::{MODELS, Model, RESERVED_MIB};
+use crate::models::{MODELS, Model};
 use crate::spec::{MAX_DEVICES, SpecDevice};
 use crate::version::{DEFAULT_DRIVER, cuda_of};
 
@@ -107,6 +107,9 @@ pub struct Slot {
     pub pid_namespace: u64,
     /// Granules held in each domain of each device.
     pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
+    /// Those of them that the driver's kernel module holds for the contexts of the process. NVML reports them as used on the device, and
+    /// for no process.
+    pub unattributed_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
     /// Granules of memory that migrates, resident now in each domain of each device. The driver may evict them at any time.
     pub migrated_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
 }
@@ -119,6 +122,7 @@ impl Slot {
         start_ticks: 0,
         pid_namespace: 0,
         held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
+        unattributed_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
         migrated_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
     };
 
@@ -144,7 +148,7 @@ impl SimGpu {
     fn new(spec: SpecDevice) -> Self {
         let mut capacity_granules = [0; MAX_DOMAINS];
         // Rounded down: the last odd MiB of a card can't be handed out.
-        let reserved_mib = if spec.reserved { RESERVED_MIB } else { 0 };
+        let reserved_mib = if spec.reserved { MODELS[spec.model].reserved_mib() } else { 0 };
         capacity_granules[WHOLE_GPU] = (MODELS[spec.model].memory_mib - reserved_mib) / 2;
         let mig = u32::from(spec.mig);
         Self {

@@ -80,6 +80,19 @@ impl Registration {
         Ok(())
     }
 
+    /// Changes which part of the memory that this process holds is the driver's own for its contexts.
+    pub fn set_unattributed(
+        &self,
+        device: usize,
+        domain: usize,
+        change: impl FnOnce(u32) -> u32,
+    ) -> Result<(), ConsumeError> {
+        let mut state = self.locked()?;
+        let known = &mut state.slots[self.slot].unattributed_granules[device][domain];
+        *known = change(*known);
+        Ok(())
+    }
+
     /// The slot and its generation: this process, for as long as it lives.
     pub fn identity(&self) -> (usize, u64) {
         (self.slot, self.generation)

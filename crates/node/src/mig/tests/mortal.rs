@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cantle_driver::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Versions, Xid,
+    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
+    Memory, Mig, ProcessMemory, Versions, Xid,
 };
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
@@ -135,8 +135,8 @@ impl Driver for Mortal {
         self.inner.versions()
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
-        self.inner.context_bytes(gpu, device)
+    fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory> {
+        self.inner.context_memory(gpu, device)
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {

@@ -1,0 +1,55 @@
+"""What a slice adds to calls of the driver and to the start of a program. Both ways take turns; each figure is the least, or the median, of its turns."""
+
+import shutil
+import statistics
+import subprocess
+import time
+
+import access
+from bench import Skip
+
+SOURCES = access.ROOT / "tests/bench"
+TURNS, ROUNDS, STARTS = 3, 2, 20
+# What is promised (SPECIFICATION.md), and the noise of a card: a call that the driver answers from the card takes tens of microseconds.
+LAUNCH_NS_MAX, OTHERS_NS_MAX, START_MS_MAX, NOISE = 4, 150, 10, 0.02
+
+
+def compiled(bench, program, *libraries):
+    if not shutil.which("gcc"):
+        raise Skip("gcc is not installed")
+    subprocess.run(["gcc", "-O2", "-o", f"{bench.home}/{program}", SOURCES / f"{program}.c", *libraries], check=True)
+    return f"{bench.home}/{program}"
+
+
+def figures(child):
+    out, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors[-2000:]
+    return {name: float(value) for name, value in map(str.split, out.splitlines())}
+
+
+def calls_of_the_driver(bench):
+    """Nanoseconds of a launch, a question for free memory, and pairs of allocation and release with up to 10,000 others alive."""
+    command = [compiled(bench, "calls", access.path_of_libcuda()), str(ROUNDS)]
+    least = {"alone": {}, "slice": {}}
+    for _ in range(TURNS):
+        for way, start in (("alone", bench.alone), ("slice", lambda *words: bench.start("run", "-q", "--gpu", "0.5", "--", *words))):
+            for name, value in figures(start(*command)).items():
+                least[way][name] = min(value, least[way].get(name, value))
+    facts = {name: {"alone_ns": alone, "added_ns": round(least["slice"][name] - alone, 1)} for name, alone in least["alone"].items()}
+    limit = {name: (LAUNCH_NS_MAX if name == "launch" else OTHERS_NS_MAX) + NOISE * alone for name, alone in least["alone"].items()}
+    over = [name for name, one in facts.items() if one["added_ns"] > limit[name]]
+    assert bench.nvml.simulated or not over, (over, facts)
+    return {**facts, "judged": not bench.nvml.simulated}
+
+
+def start_of_a_program(bench):
+    """Milliseconds from the command to main(), for a program in a slice and for one alone."""
+    program, took = compiled(bench, "at_main"), {"alone": [], "slice": []}
+    for _ in range(STARTS):
+        for way, start in (("alone", bench.alone), ("slice", lambda *words: bench.start("run", "-q", "--gpu", "0.5", "--", *words))):
+            began = time.monotonic_ns()
+            took[way].append((int(start(program).communicate(timeout=60)[0]) - began) / 1e6)
+    facts = {f"{way}_ms": {"median": round(statistics.median(each), 2), "max": round(max(each), 2)} for way, each in took.items()}
+    added_ms = facts["slice_ms"]["median"] - facts["alone_ms"]["median"]
+    assert bench.nvml.simulated or added_ms < START_MS_MAX, facts
+    return {**facts, "judged": not bench.nvml.simulated}
