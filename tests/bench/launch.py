@@ -31,7 +31,7 @@ def milliseconds_to_main(command, env):
 
 def launch(machine, home, env):
     program = f"{home}/at_main"
-    subprocess.run(["gcc", "-O2", "-o", program, str(ROOT / "tests/bench/at_main.c")], check=True)
+    subprocess.run(["gcc", "-O2", "-o", program, str(ROOT / "tests/bench/at_main.c"), "-ldl"], check=True)
     alone, with_cantle = machine.command(program), machine.command(CANTLE, "run", "--gpu", "0.5", "--", program)
     milliseconds_to_main(with_cantle, env)  # the first run also measures the context; a node does that once
     pairs = [(milliseconds_to_main(with_cantle, env), milliseconds_to_main(alone, env)) for _ in range(RUNS)]

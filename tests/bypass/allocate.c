@@ -49,6 +49,25 @@ static int small(size_t *bytes) {
     return cuMemAlloc_v2(&pointer, *bytes = SMALL);
 }
 
+/* Small ones until there is no more; then all are freed but the first in each granule, which keeps the granule: nothing is free. */
+static int fragments(size_t *bytes) {
+    DRIVER(cuMemAlloc_v2, address *, size_t);
+    DRIVER(cuMemFree_v2, address);
+    static address *live;
+    static size_t count, room;
+    if (count == room && !(live = realloc(live, (room = 2 * room + 1024) * sizeof *live))) return -1;
+    int status = cuMemAlloc_v2(&live[count], *bytes = SMALL);
+    if (!status) return count++, 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t first = 0;
+        while (live[first] >> 21 != live[i] >> 21) first++;
+        if (first != i && cuMemFree_v2(live[i])) return -1;
+        if (first != i) live[i] = live[first];
+    }
+    count = 0;
+    return linear(bytes);
+}
+
 static int odd(size_t *bytes) {
     /* Just over a granule: what is consumed is two. */
     DRIVER(cuMemAlloc_v2, address *, size_t);
@@ -272,7 +291,7 @@ static int primary_context_reset(size_t *bytes) {
 }
 
 static const struct { const char *name; int (*allocate)(size_t *); } kinds[] = {
-    {"linear", linear}, {"small", small}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
+    {"linear", linear}, {"small", small}, {"fragments", fragments}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
     {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_own_pool_ptsz", from_own_pool_ptsz}, {"from_default_pool", from_default_pool},
     {"physical", physical}, {"physical_mapped", physical_mapped}, {"array", array}, {"array_3d", array_3d},
     {"mipmapped", mipmapped}, {"graph", graph}, {"in_primary_context", in_primary_context}, {"host", host}, {"physical_on_host", physical_on_host}, {"crosswise", crosswise},

@@ -125,7 +125,7 @@ def home_of_nobody():
         yield home
 
 
-def assert_held_to_its_slice(running, machine, limit=LIMIT):
+def assert_held_to_its_slice(running, machine, limit=LIMIT, chunk=80 * MIB):
     """Refused with CUDA's own code, full to the last chunk that fits, and charged exactly what the driver gave."""
     record = running.record()
     assert record["refused"] == 2, record
@@ -133,7 +133,7 @@ def assert_held_to_its_slice(running, machine, limit=LIMIT):
     used = machine.used()
     assert used <= limit, f"{used} bytes of the GPU are in use in a slice of {limit}"
     assert record["free"] == limit - used, "what is charged is not what the driver gave"
-    assert record["free"] < 80 * MIB, "refused although there was room"
+    assert record["free"] < chunk, "refused although there was room"
     running.end()
     assert machine.used() == 0
 

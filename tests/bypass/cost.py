@@ -41,6 +41,12 @@ def own_pool():
     must(cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), ctypes.c_size_t(SMALL), pool, stream))
 
 
+def large():
+    """Of a size that the filter settles at once, and given back."""
+    take(stream, 128 << 10)
+    must(cuda.cuMemFreeAsync(pointer, stream))
+
+
 def freed():
     must(cuda.cuMemFreeAsync(kept.pop(), stream))
 

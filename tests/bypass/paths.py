@@ -23,6 +23,7 @@ LOADED = [
 KINDS = [
     "linear",
     "small",
+    "fragments",
     "odd",
     "pitch",
     "managed",

@@ -1,5 +1,5 @@
-"""The driver calls of the filter for each small stream-ordered allocation: one question to the pool, and two changes of the thread's capture mode, so
-that the question ends no capture. A library over the simulated driver (count.h) counts the calls of
+"""The driver calls of the filter for each small stream-ordered allocation: none for most of them. One of 64 is followed by a question to the pool, and
+two changes of the thread's capture mode, so that the question ends no capture. A library over the simulated driver (count.h) counts the calls of
 every function that the filter calls itself, and of those that the program calls."""
 
 import re
@@ -12,9 +12,8 @@ import pytest
 from conftest import GPU, HERE, LIBCUDA, LIMIT, ROOT
 
 OWN = ["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"]
-CALLS = 3
-# Now and then the filter asks how much of its pool is idle: once per step of the pool's growth.
-NOW_AND_THEN = 0.05 * CALLS
+# Of 64 allocations, one is followed by three calls; and twice as many come once per step of the pool's growth.
+MOST = 3 / 64 + 0.05
 WAYS = ["default_stream", "own_stream", "own_pool", "freed"]
 
 
@@ -50,8 +49,13 @@ def added(machine, way, limit=LIMIT):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_more_question(machine, way):
-    assert CALLS - 0.1 <= added(machine, way) <= CALLS + NOW_AND_THEN
+def test_almost_none_more(machine, way):
+    assert added(machine, way) <= MOST
+
+
+def test_a_large_one_is_followed_by_a_question(machine):
+    """The control: what is counted."""
+    assert 3 <= added(machine, "large") <= 5
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -63,4 +67,4 @@ def test_none_without_the_filter(machine, way):
 @pytest.mark.parametrize("way", ["default_stream", "own_stream"])
 def test_on_a_machine_with_two_gpus(machine, way):
     """A slice has one of them, so the program sees one."""
-    assert CALLS - 0.1 <= added(machine, way) <= CALLS + NOW_AND_THEN
+    assert added(machine, way) <= MOST

@@ -23,7 +23,7 @@ def markdown(record):
     what = "a simulated GPU: this says nothing about a real one" if record["simulated"] else "a real GPU"
     return (
         f"# {record['model']}, driver {record['driver']}, {record['date'][:10]}\n\n"
-        f"{record['cantle']} on {what}, {record['memory_bytes'] >> 20} MiB; `make gpu-test`.\n\n"
+        f"{record['cantle'].splitlines()[0]} on {what}, {record['memory_bytes'] >> 20} MiB; `make gpu-test`.\n\n"
         f"| check | outcome | seconds | figures |\n|---|---|---|---|\n{rows}"
     )
 

@@ -132,7 +132,9 @@ fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Seen) -> Resu
     let Some(own_bytes) = own else {
         return Ok(ContextMemory { own_bytes: grown_bytes, unattributed_bytes: 0 });
     };
-    let more = after.unattributed_bytes().saturating_sub(before.unattributed_bytes());
+    // Other probes and tasks may have made contexts meanwhile.
+    let contexts = after.processes.len().saturating_sub(before.processes.len()).max(1) as u64;
+    let more = after.unattributed_bytes().saturating_sub(before.unattributed_bytes()) / contexts;
     let unattributed_bytes = match more {
         0 => 0,
         _ if more > UNATTRIBUTED_MAX_BYTES => 0,

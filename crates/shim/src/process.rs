@@ -34,6 +34,8 @@ pub(crate) struct Process {
     pub(crate) holdings: [Lock<Holdings>; MAX_GPUS],
     /// Linear memory.
     pub(crate) memory: Table,
+    /// Slabs of small linear memory, by the number of the granule; the entry's context counts their allocations, and its bytes are theirs.
+    pub(crate) slabs: Table,
     /// Arrays and mipmapped arrays.
     pub(crate) arrays: Table,
     /// Physical memory of the virtual memory API, by handle; the entry's context counts what keeps it.

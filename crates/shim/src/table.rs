@@ -23,10 +23,22 @@ pub(crate) struct Entry {
 }
 
 const GPU_BITS: u32 = 8;
+/// In the bits of the GPU: the memory migrates.
+const MANAGED: u64 = 0x80;
 
 impl Entry {
     pub(crate) const fn new(key: u64, context: u64, gpu: usize, bytes: u64) -> Self {
         Self { key, context, bytes_and_gpu: bytes << GPU_BITS | gpu as u64 & 0xFF }
+    }
+
+    /// The same, of memory that migrates.
+    pub(crate) const fn managed(mut self) -> Self {
+        self.bytes_and_gpu |= MANAGED;
+        self
+    }
+
+    pub(crate) const fn is_managed(&self) -> bool {
+        self.bytes_and_gpu & MANAGED != 0
     }
 
     pub(crate) const fn set_bytes(&mut self, bytes: u64) {
@@ -34,7 +46,7 @@ impl Entry {
     }
 
     pub(crate) const fn gpu(&self) -> usize {
-        (self.bytes_and_gpu & 0xFF) as usize
+        (self.bytes_and_gpu & (MANAGED - 1)) as usize
     }
 
     pub(crate) const fn bytes(&self) -> u64 {
@@ -60,6 +72,16 @@ impl Table {
     /// without a call of a hook.
     pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, Full> {
         self.stripe(entry.key).map_or(Err(Full), |stripe| stripe.lock().insert(entry))
+    }
+
+    /// Lets `change` edit the entry of this key, or adds `entry` if there is none. Whether there was one.
+    pub(crate) fn join(&self, entry: Entry, change: impl FnOnce(&mut Entry)) -> Result<bool, Full> {
+        let mut stripe = self.stripe(entry.key).ok_or(Full)?.lock();
+        let at = stripe.find(entry.key);
+        if at.and_then(|at| stripe.slots_mut().get_mut(at)).map(change).is_some() {
+            return Ok(true);
+        }
+        stripe.insert(entry).map(|_none| false)
     }
 
     pub(crate) fn remove(&self, key: u64) -> Option<Entry> {

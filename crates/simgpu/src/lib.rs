@@ -8,7 +8,7 @@
 //!
 //! What counts as consumed (the same rule the shim charges by):
 //! - an allocation above 1 MiB takes its size rounded up to 2 MiB, the *granule*;
-//! - smaller ones of one process on one device share slabs: each rounds up to 512 B, their sum to 2 MiB;
+//! - smaller ones of one context share slabs of 2 MiB: each rounds up to 512 B, and none lies in two slabs;
 //! - a process's first context on a device takes a constant of the model.
 
 #[cfg(any(feature = "cuda", feature = "nvml", test))]

@@ -14,9 +14,9 @@
 
 use cantle_ledger::{Account, Attachment, Over};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge, slab};
 use crate::function::Status;
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, SMALL_BYTES};
 use crate::lock::Guard;
 use crate::process::{Process, process};
 use crate::table::Entry;
@@ -110,6 +110,35 @@ impl SliceGpu {
         Ok(Reservation { gpu: self, bytes })
     }
 
+    /// As [`SliceGpu::reserve`], if it needs no pool to shrink. A refusal is not noted.
+    #[inline]
+    pub(super) fn try_reserved(self, bytes: u64) -> Result<Reservation, Over> {
+        self.try_reserve(bytes).map(|()| Reservation { gpu: self, bytes })
+    }
+
+    /// Reserves what `bytes` of managed memory take.
+    pub(super) fn reserve_managed(self, bytes: u64) -> Result<(), Status> {
+        let try_reserve = || {
+            let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
+            balance.reserve_context()?;
+            let Balance { holdings, account, .. } = &mut balance;
+            holdings.reserve_managed(account, bytes)
+        };
+        try_reserve().or_else(|_| {
+            pool_charge::trim_all();
+            try_reserve()
+                .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))
+        })
+    }
+
+    /// Gives back what [`SliceGpu::reserve_managed`] took.
+    pub(super) fn release_managed(self, bytes: u64) {
+        if let Some(mut balance) = self.lock() {
+            let Balance { holdings, account, .. } = &mut balance;
+            holdings.release_managed(account, bytes);
+        }
+    }
+
     #[inline]
     fn try_reserve(self, bytes: u64) -> Result<(), Over> {
         let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
@@ -118,7 +147,7 @@ impl SliceGpu {
     }
 
     #[inline]
-    fn release(self, bytes: u64) {
+    pub(super) fn release(self, bytes: u64) {
         if let Some(mut balance) = self.lock() {
             balance.release(bytes);
         }
@@ -253,6 +282,20 @@ pub(super) fn release(allocation: &Entry) {
     // Without a slot in the ledger nothing is charged, so there is nothing to give back.
     if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
         gpu.release(allocation.bytes());
+    }
+}
+
+/// Gives back what was charged for linear memory of this process.
+#[inline]
+pub(super) fn release_linear(allocation: &Entry) {
+    if allocation.is_managed() {
+        if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
+            gpu.release_managed(allocation.bytes());
+        }
+    } else if allocation.bytes() <= SMALL_BYTES {
+        slab::leave(allocation);
+    } else {
+        release(allocation);
     }
 }
 

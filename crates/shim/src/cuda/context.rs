@@ -201,6 +201,9 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
 /// Set in the context of an entry that will be freed if the driver ends the context; no address of a process has this bit.
 const DOOMED: u64 = 1 << 63;
 
+/// Gives back what an entry is charged with.
+type Release = fn(&Entry);
+
 /// Asks the driver to end a context, then gives back what was allocated in it if it has `ended`.
 ///
 /// Those entries are marked beforehand, so that memory allocated meanwhile in a new context at the same address stays charged.
@@ -210,16 +213,17 @@ fn ending(
     real: impl FnOnce() -> Status,
     ended: impl FnOnce(Status) -> bool,
 ) -> Status {
-    let tables: [&Table; 2] = [&process.memory, &process.arrays];
-    for table in tables {
+    let tables: [(&Table, Release); 2] =
+        [(&process.memory, charge::release_linear), (&process.arrays, charge::release)];
+    for (table, _) in tables {
         table.edit_contexts(|entry| if belongs(entry) { entry.context | DOOMED } else { entry.context });
     }
     let status = real();
     let ended = ended(status);
-    for table in tables {
+    for (table, release) in tables {
         if ended {
             let doomed = |entry: &Entry| entry.context & DOOMED != 0 && belongs(&unmarked(entry));
-            table.sweep(doomed, |entry| charge::release(&entry));
+            table.sweep(doomed, |entry| release(&entry));
         } else {
             table.edit_contexts(|entry| {
                 if belongs(&unmarked(entry)) { entry.context & !DOOMED } else { entry.context }

@@ -2,9 +2,12 @@
 
 use core::ffi::c_uint;
 
-use super::charge::{self, SliceGpu};
-use super::{Address, OUT_OF_MEMORY, SUCCESS, pool_charge};
+use cantle_ledger::GRANULE_BYTES;
+
+use super::charge::{self, Reservation, SliceGpu};
+use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, pool_charge, slab};
 use crate::function::Status;
+use crate::holdings::SMALL_BYTES;
 use crate::process::process;
 use crate::table::Entry;
 
@@ -50,9 +53,24 @@ pub(super) unsafe fn alloc_managed(
     bytes: usize,
     flags: c_uint,
 ) -> Status {
-    // SAFETY: the call contract, the arguments are passed unchanged. `charged` reads `address` only after success (out-parameter
-    // contract).
-    unsafe { charged(bytes as u64, || real(address, bytes, flags), || *address) }
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    let real = || unsafe { real(address, bytes, flags) };
+    let Some((context, device)) = charge::current() else { return real() };
+    let gpu = match SliceGpu::of(device) {
+        Ok(gpu) => gpu,
+        Err(status) => return status,
+    };
+    if let Err(status) = gpu.reserve_managed(bytes as u64) {
+        return status;
+    }
+    let status = real();
+    if status != SUCCESS {
+        gpu.release_managed(bytes as u64);
+        return status;
+    }
+    // SAFETY: the out-parameter contract for `address`, after success.
+    let address = unsafe { *address };
+    remember(Entry::new(address, context as u64, gpu.index, bytes as u64).managed())
 }
 
 pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
@@ -67,12 +85,15 @@ pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
         // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(address, pitch, width, height, element) };
     };
+    let gpu = match SliceGpu::of(device) {
+        Ok(gpu) => gpu,
+        Err(status) => return status,
+    };
     let row = width.widen().div_ceil(PITCH_STEP_BYTES).saturating_mul(PITCH_STEP_BYTES);
-    let mut reservation =
-        match SliceGpu::of(device).and_then(|gpu| gpu.reserve(row.saturating_mul(height.widen()))) {
-            Ok(reservation) => reservation,
-            Err(status) => return status,
-        };
+    let reservation = match reserve(gpu, row.saturating_mul(height.widen())) {
+        Ok(reservation) => reservation,
+        Err(status) => return status,
+    };
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, pitch, width, height, element) };
     if status != SUCCESS {
@@ -80,28 +101,58 @@ pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
     }
     // SAFETY: the out-parameter contract for `address` and `pitch`, after success.
     let (key, bytes) = unsafe { ((*address).widen(), (*pitch).widen().saturating_mul(height.widen())) };
-    if reservation.resize(bytes).is_err() {
-        // SAFETY: the driver has just allocated it, and the program gets an error.
-        return unsafe { give_up(key) };
-    }
-    let (gpu, bytes) = reservation.keep();
-    remember(Entry::new(key, context as u64, gpu, bytes))
+    keep(gpu, context, key, bytes, reservation)
 }
 
 /// Reserves `bytes` on the current device, calls `real`, and remembers the address if that returns success.
 #[inline]
 fn charged(bytes: u64, real: impl FnOnce() -> Status, address: impl FnOnce() -> u64) -> Status {
     let Some((context, device)) = charge::current() else { return real() };
-    let reservation = match SliceGpu::of(device).and_then(|gpu| gpu.reserve(bytes)) {
+    let gpu = match SliceGpu::of(device) {
+        Ok(gpu) => gpu,
+        Err(status) => return status,
+    };
+    let reservation = match reserve(gpu, bytes) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
     let status = real();
-    if status != SUCCESS {
-        return status;
+    if status == SUCCESS { keep(gpu, context, address(), bytes, reservation) } else { status }
+}
+
+/// What an allocation of `bytes` may take. `None`: nothing ([`slab`]).
+#[inline]
+fn reserve(gpu: SliceGpu, bytes: u64) -> Result<Option<Reservation>, Status> {
+    if bytes <= SMALL_BYTES { slab::reserve(gpu, bytes) } else { gpu.reserve(bytes).map(Some) }
+}
+
+/// Charges an allocation that the driver has just made, with the reservation for it, and remembers it.
+#[inline]
+fn keep(
+    gpu: SliceGpu,
+    context: Context,
+    address: Address,
+    bytes: u64,
+    reservation: Option<Reservation>,
+) -> Status {
+    let is_charged = match reservation {
+        Some(mut reservation) => {
+            let takes = if bytes <= SMALL_BYTES { GRANULE_BYTES } else { bytes };
+            let fits = reservation.bytes() == takes || reservation.resize(takes).is_ok();
+            fits && if bytes <= SMALL_BYTES {
+                slab::enter(gpu, address, bytes, Some(reservation))
+            } else {
+                reservation.keep();
+                true
+            }
+        }
+        None => bytes <= SMALL_BYTES && slab::enter(gpu, address, bytes, None),
+    };
+    if !is_charged {
+        // SAFETY: the driver has just allocated it, and the program gets an error.
+        return unsafe { give_up(address) };
     }
-    let (gpu, bytes) = reservation.keep();
-    remember(Entry::new(address(), context as u64, gpu, bytes))
+    remember(Entry::new(address, context as u64, gpu.index, bytes))
 }
 
 /// Enters an allocation that the driver has just made and the program does not know yet. If there is no room for the entry, the
@@ -111,13 +162,13 @@ fn remember(entry: Entry) -> Status {
     match process.memory.insert(entry) {
         Ok(None) => SUCCESS,
         Ok(Some(gone)) => {
-            charge::release(&gone);
+            charge::release_linear(&gone);
             SUCCESS
         }
         Err(_) => {
             // SAFETY: the driver has just allocated it, and the program gets an error.
             let status = unsafe { give_up(entry.key) };
-            charge::release(&entry);
+            charge::release_linear(&entry);
             status
         }
     }
@@ -147,7 +198,7 @@ pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address) };
     match known {
-        Some(entry) if status == SUCCESS => charge::release(&entry),
+        Some(entry) if status == SUCCESS => charge::release_linear(&entry),
         // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is not.
         Some(entry) => drop(process.memory.insert(entry)),
         // Perhaps from a pool.

@@ -10,6 +10,7 @@ mod pool;
 mod pool_charge;
 mod pool_current;
 mod report;
+mod slab;
 mod vmm;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};

@@ -210,11 +210,19 @@ unsafe fn from(
         && status == SUCCESS
     {
         // The pool grew by more than was reserved, and that exceeds the limit.
-        if let Ok(free) = super::real::cuMemFreeAsync.get() {
+        drop(balance);
+        if let (Ok(free), Ok(wait)) =
+            (super::real::cuMemFreeAsync.get(), super::real::cuStreamSynchronize.get())
+        {
             // SAFETY: by this function's condition `address` holds what the driver has just allocated. The program gets an
-            // error, so it never uses that memory.
-            unsafe { free(*address, stream) };
+            // error, so it never uses that memory. The call contract for `stream`. The pool can't shrink before the stream has reached
+            // the release, and this thread may wait there: a call that runs out of memory does so in the driver, too.
+            unsafe {
+                free(*address, stream);
+                wait(stream);
+            }
         }
+        let Some(mut balance) = gpu.lock() else { return OUT_OF_MEMORY };
         trim(&mut balance, pool);
         return balance.refuse(over, bytes as u64);
     }
@@ -240,7 +248,7 @@ pub(super) unsafe fn free(
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, stream) };
     match known {
-        Some(entry) if status == SUCCESS => charge::release(&entry),
+        Some(entry) if status == SUCCESS => charge::release_linear(&entry),
         Some(entry) => {
             if let Some(process) = process() {
                 // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is
@@ -248,7 +256,8 @@ pub(super) unsafe fn free(
                 let _full = process.memory.insert(entry);
             }
         }
-        None => settle_all(),
+        // Its pool keeps the memory until a synchronization.
+        None => {}
     }
     status
 }

@@ -28,6 +28,11 @@ pub(super) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
 
+/// Requests up to this size are settled together, so many at a time.
+const UNASKED_BYTES: u64 = 64 << 10;
+const UNASKED_CALLS: u32 = 64;
+const _: () = assert!(UNASKED_BYTES * UNASKED_CALLS as u64 <= STEP_BYTES);
+
 /// Pools pack what they give out at multiples of this.
 const SLOT_BYTES: u64 = 512;
 
@@ -70,8 +75,16 @@ impl CallShare {
     }
 
     /// The call has returned: the pool's growth is charged, and what no other call counts on is given back.
+    ///
+    /// The question to the pool costs a third of a call of the driver. A small request that idle memory was claimed for makes the pool
+    /// grow only if that memory is in pieces, so then it is asked after some calls only: they can't take more than a step.
     pub(super) fn settle(self, balance: &mut Balance, pool: Pool) -> Result<(), Over> {
-        let settled = settle(balance, pool);
+        let is_asked = self.ahead > 0
+            || self.claimed_bytes > UNASKED_BYTES
+            || balance.holdings.pool_calls.unasked >= UNASKED_CALLS;
+        let settled = if is_asked { settle(balance, pool) } else { Ok(()) };
+        let unasked = &mut balance.holdings.pool_calls.unasked;
+        *unasked = if is_asked { 0 } else { *unasked + 1 };
         balance.process().pools.update(pool as u64, |entry| {
             if entry.context != UNSURE {
                 entry.context = entry.context.saturating_sub(self.of_growth_bytes);

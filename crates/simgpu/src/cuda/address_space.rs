@@ -1,9 +1,9 @@
 //! Device addresses of one process: a range of virtual addresses in which every allocation starts at a granule, and a
 //! table with one entry per granule for the allocation that starts there.
 //!
-//! There is no device memory behind the addresses. Small allocations get a granule of addresses each, because addresses
-//! cost nothing. `account` decides what an allocation *consumes*.
+//! There is no device memory behind the addresses. Small linear memory shares granules ([`Slabs`]).
 
+use super::slab::Slabs;
 use crate::{GRANULE_BYTES, granules};
 
 /// Between the highest address a position-dependent program uses and the lowest that mmap gives out: on x86-64 Linux, and on
@@ -27,6 +27,8 @@ pub(super) enum Kind {
     Reserved,
     /// Another process's memory.
     Imported,
+    /// A slab: its allocations are in [`Slabs`].
+    Slab,
 }
 
 /// One allocation.
@@ -48,6 +50,7 @@ pub(super) struct AddressSpace {
     /// The end of the range in use now.
     end: usize,
     live: usize,
+    pub(super) slabs: Slabs,
 }
 
 /// 64 GiB of addresses.
@@ -55,7 +58,14 @@ const FIRST_END: usize = 32 << 10;
 
 impl AddressSpace {
     pub(super) fn new() -> Self {
-        Self { table: Vec::new(), cursor: 0, unused_until: FIRST_END, end: FIRST_END, live: 0 }
+        Self {
+            table: Vec::new(),
+            cursor: 0,
+            unused_until: FIRST_END,
+            end: FIRST_END,
+            live: 0,
+            slabs: Slabs::default(),
+        }
     }
 
     /// Places an allocation; `None` if no free range is large enough.
@@ -76,7 +86,8 @@ impl AddressSpace {
 
     /// The allocation that starts at `address`.
     pub(super) fn get(&self, address: u64) -> Option<Allocation> {
-        self.table.get(slot_of(address)?).copied().flatten()
+        let whole = slot_of(address).and_then(|slot| self.table.get(slot).copied().flatten());
+        whole.filter(|whole| whole.kind != Kind::Slab).or_else(|| self.slabs.get(address))
     }
 
     /// Removes the allocation that starts at `address`.
@@ -96,15 +107,19 @@ impl AddressSpace {
         let below = self.table.get(..=slot).unwrap_or(&self.table);
         let start = below.iter().rposition(Option::is_some)?;
         let (base, allocation) = (START + start as u64 * GRANULE_BYTES, self.table[start]?);
+        if allocation.kind == Kind::Slab {
+            return self.slabs.containing(address);
+        }
         (address - base < allocation.size_bytes.max(1)).then_some((base, allocation))
     }
 
     /// Addresses of the allocations made in `context`.
     pub(super) fn in_context(&self, context: u32) -> Vec<u64> {
         let of_context = |(slot, entry): (usize, &Option<Allocation>)| {
-            entry.filter(|a| a.context == context).map(|_| START + slot as u64 * GRANULE_BYTES)
+            let is_here = |a: &Allocation| a.context == context && a.kind != Kind::Slab;
+            entry.filter(is_here).map(|_| START + slot as u64 * GRANULE_BYTES)
         };
-        self.table.iter().enumerate().filter_map(of_context).collect()
+        self.table.iter().enumerate().filter_map(of_context).chain(self.slabs.in_context(context)).collect()
     }
 
     /// Moves the cursor to an unused stretch of `length` slots.

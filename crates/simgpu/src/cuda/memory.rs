@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use super::address_space::{Allocation, Kind};
 use super::session::{Inner, session};
+use super::slab::SMALL_BYTES;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::{GRANULE_BYTES, granules};
@@ -17,6 +18,9 @@ impl Inner {
             return Err(CuError::INVALID_VALUE);
         }
         let (context, device) = self.current_device()?;
+        if kind == Kind::Device && size_bytes <= SMALL_BYTES {
+            return self.allocate_small(device, Allocation { size_bytes, context, kind });
+        }
         self.take_or_collect(|inner| inner.take(device, size_bytes, kind))?;
         let address = self.addresses.insert(Allocation { size_bytes, context, kind });
         let placed = address.filter(|&address| kind != Kind::Managed || map_host(address, size_bytes));
@@ -27,6 +31,21 @@ impl Inner {
             self.give(device, size_bytes, kind)?;
         }
         placed.ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    /// In a slab, which takes a granule if it is a new one.
+    fn allocate_small(&mut self, device: usize, allocation: Allocation) -> CuResult<u64> {
+        if let Some(address) = self.addresses.slabs.insert(allocation) {
+            return Ok(address);
+        }
+        self.take_or_collect(|inner| inner.take(device, GRANULE_BYTES, Kind::Device))?;
+        let slab = Allocation { size_bytes: GRANULE_BYTES, kind: Kind::Slab, ..allocation };
+        let Some(base) = self.addresses.insert(slab) else {
+            self.give(device, GRANULE_BYTES, Kind::Device)?;
+            return Err(CuError::OUT_OF_MEMORY);
+        };
+        self.addresses.slabs.add(base, allocation.context);
+        self.addresses.slabs.insert(allocation).ok_or(CuError::OUT_OF_MEMORY)
     }
 
     fn take(&mut self, device: usize, size_bytes: u64, kind: Kind) -> CuResult {
@@ -61,11 +80,16 @@ impl Inner {
                 unmap_host(address, size_bytes);
             }
             Kind::Graph(pool) => return self.free_graph_memory(address, pool, size_bytes),
-            Kind::Reserved | Kind::Imported => return Err(CuError::INVALID_VALUE),
+            Kind::Reserved | Kind::Imported | Kind::Slab => return Err(CuError::INVALID_VALUE),
         }
-        self.addresses.remove(address);
         // Its context is alive: destroying one frees everything in it.
         let device = self.contexts.device_of(context)?;
+        if let Some(ended) = self.addresses.slabs.remove(address) {
+            let Some(slab) = ended else { return Ok(()) };
+            self.addresses.remove(slab);
+            return self.give(device, GRANULE_BYTES, Kind::Device);
+        }
+        self.addresses.remove(address);
         self.give(device, size_bytes, kind)
     }
 

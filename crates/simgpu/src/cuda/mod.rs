@@ -33,6 +33,7 @@ mod pointer;
 mod pool;
 mod proc_address;
 mod session;
+mod slab;
 mod stream;
 mod timeline;
 mod transfer;
