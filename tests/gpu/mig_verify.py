@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks on a GPU in MIG mode the behavior that cantle relies on, and measures the driver's calls. Needs only root and
+"""Checks on a GPU with MIG the behavior that cantle relies on, and measures the driver's calls. Needs only root and
 Python. Without --i-own-this-card nothing is changed: profiles, placements, codes and the time of each call. With it the GPU
-must have no instances; they are created and destroyed through NVML, then by cantle, and at the end there are none in any
+must be in MIG mode and have no instances; they are created and destroyed through NVML, then by cantle, and at the end there are none in any
 case. Prints
 one JSON object; exit code 1 if anything is not as expected.
 """
@@ -386,7 +386,9 @@ def main():
     nvml = Nvml()
     gpu, current, pending = c.c_void_p(), c.c_uint(), c.c_uint()
     nvml("nvmlDeviceGetHandleByIndex_v2", args.gpu, c.byref(gpu))
-    if nvml.code("nvmlDeviceGetMigMode", gpu, c.byref(current), c.byref(pending)) or not current.value:
+    has_no_mig = nvml.code("nvmlDeviceGetMigMode", gpu, c.byref(current), c.byref(pending))
+    # The table can be read in any mode.
+    if has_no_mig or (args.step or args.i_own_this_card) and not current.value:
         sys.exit(f"GPU {args.gpu} is not in MIG mode; nvidia-smi -i {args.gpu} -mig 1 turns it on")
     if args.step:
         print(json.dumps(one_step(nvml, gpu, args.step)))
@@ -398,7 +400,7 @@ def main():
     nvml("nvmlDeviceGetName", gpu, model, 96)
     pci = Pci()
     nvml("nvmlDeviceGetPciInfo_v3", gpu, c.byref(pci))
-    report = {"driver": version.value.decode(), "pci_id": f"0x{pci.id:08X}", "model": model.value.decode(), "gpu": uuid_of(nvml, gpu)}
+    report = {"driver": version.value.decode(), "pci_id": f"0x{pci.id:08X}", "model": model.value.decode(), "gpu": uuid_of(nvml, gpu), "mig_mode": bool(current.value)}
     report["readings"] = readings(nvml, gpu)
     expected = True
     if args.i_own_this_card:

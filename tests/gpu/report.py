@@ -31,5 +31,7 @@ def markdown(record):
 def row(result):
     figures = {name: value for name, value in result.items() if name not in ("check", "outcome", "seconds")}
     text = "; ".join(f"{name} {json.dumps(value)}" for name, value in figures.items())
-    text = text.replace("|", "\\|")
+    # As code: names and numbers are no prose.
+    text = text.replace("|", "\\|").replace("`", "'")
+    text = f"`{text}`" if text else ""
     return f"| {result['check'].replace('_', ' ')} | {result['outcome']} | {result['seconds']} | {text} |\n"

@@ -1,7 +1,7 @@
 """The simulated cards' tables against what tests/gpu/mig_verify.py has read from real ones, wherever there is a result.
 
-There is none yet: the first test then compares nothing. The others show that the comparison finds what differs; their readings
-come from the simulated card."""
+There is one of an H100 with MIG disabled, which has the table only. The last tests show that the comparison finds what differs; their
+readings come from the simulated card."""
 
 import copy
 import json

@@ -21,6 +21,7 @@ use super::charge::{self, SliceGpu};
 use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
 use super::vmm::Location;
 use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool_current};
+use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
 use crate::gate;
 use crate::process::process;
@@ -211,6 +212,7 @@ unsafe fn from(
     {
         // The pool grew by more than was reserved, and that exceeds the limit.
         drop(balance);
+        let _relaxed = RelaxedMode::enter();
         if let (Ok(free), Ok(wait)) =
             (super::real::cuMemFreeAsync.get(), super::real::cuStreamSynchronize.get())
         {
