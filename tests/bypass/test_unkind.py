@@ -10,7 +10,7 @@ import pytest
 from conftest import CANTLE, CONTEXT, HERE, LIBCUDA, LIMIT, Machine, assert_held_to_its_slice, assert_not_held
 
 CHUNK = 64 << 20
-TAKES = ["green_stream", "green_stream_old", "upload"]
+TAKES = ["green_stream", "green_stream_old", "upload", "pool_in_steps"]
 # Calls that can't be accounted for, with the error code.
 CANT = {"managed_pool": 801}
 

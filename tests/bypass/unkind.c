@@ -52,7 +52,49 @@ int cuGraphInstantiateWithParams(void **executable, void *graph, u64 *parameters
 /* A pool that must grow waits for work of the GPU, which waits for another thread of the program. */
 void unkind_finish(void) { finished = 1; }
 
+/* A pool grows in steps of 32 MiB, no allocation lies in two, and it shrinks only when the stream has reached the release. An H100 does this. */
+enum { STEP = 32 << 20, SLOT = (300 << 10) + 512, SLOTS = STEP / SLOT, HOLE = STEP - SLOTS * SLOT, USED = 7 };
+static int slots_left, is_released;
+static u64 holes;
+
+static int next_step(void *stream) {
+    u64 step;
+    int status = CALL("cuMemAllocAsync", &step, (size_t)STEP, stream);
+    if (status) return status;
+    CALL("cuMemFreeAsync", step, stream);
+    slots_left = SLOTS;
+    return 0;
+}
+
+/* Nothing fits into the end of a step, but the pool calls it unused. */
+static void end_step(void *stream) {
+    u64 hole;
+    CALL("cuMemAllocAsync", &hole, (size_t)HOLE, stream);
+    holes += HOLE;
+}
+
+int cuMemFreeAsync(u64 address, void *stream) {
+    is_released = 0;
+    return CALL("cuMemFreeAsync", address, stream);
+}
+
+int cuStreamSynchronize(void *stream) {
+    is_released = 1;
+    return CALL("cuStreamSynchronize", stream);
+}
+
+int cuMemPoolTrimTo(void *pool, size_t keep) {
+    return is("pool_in_steps") && !is_released ? 0 : CALL("cuMemPoolTrimTo", pool, keep);
+}
+
 int cuMemAllocAsync(u64 *address, size_t bytes, void *stream) {
+    if (is("pool_in_steps")) {
+        int status = slots_left ? 0 : next_step(stream);
+        if (status) return status;
+        status = CALL("cuMemAllocAsync", address, bytes, stream);
+        if (!status && !--slots_left) end_step(stream);
+        return status;
+    }
     while (is("growth_waits") && bytes > 64 << 20 && !finished) usleep(1000);
     return CALL("cuMemAllocAsync", address, bytes, stream);
 }
@@ -67,7 +109,9 @@ int cuDevicePrimaryCtxReset_v2(int device) {
 
 int cuMemPoolGetAttribute(void *pool, int which, void *value) {
     if (is("reset_takes_pools") && is_reset) abort();
-    return CALL("cuMemPoolGetAttribute", pool, which, value);
+    int status = CALL("cuMemPoolGetAttribute", pool, which, value);
+    if (!status && which == USED) *(u64 *)value -= holes;
+    return status;
 }
 
 /* Memory lives as long as a file descriptor that it was exported as, also when its handle is released. */
