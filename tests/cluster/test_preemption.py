@@ -1,5 +1,7 @@
 """Pods of a higher PriorityClass get the slices of lower ones: by cantle's injector, on a real scheduler and a real kubelet."""
 
+import warnings
+
 import pytest
 
 from injector import Injector, pod
@@ -54,6 +56,15 @@ class Team:
         lines += [f"{each['metadata']['name']}: {each.get('status')}" for each in claims]
         lines += [f"{each['involvedObject']['name']}: {each['reason']}: {each['message']}" for each in events]
         return "\n".join([*lines, self.injector.program.log()[-3000:]])
+
+    def wait_for_all(self, count, running, names):
+        """Waits until so many run. In two runs of the gate, the fourth pod of four did not run after three minutes. kube-scheduler looks again at a pod
+        that it has put aside after five minutes at the latest; what was seen before that is shown among the warnings of the run."""
+        try:
+            wait_until(lambda: len(running()) == count, 180, lambda: self.seen(*names()))
+        except AssertionError as error:
+            wait_until(lambda: len(running()) == count, 180, lambda: self.seen(*names()))
+            warnings.warn(f"a pod ran only after three minutes: {error}", stacklevel=2)
 
     def has_waited(self, name):
         """kube-scheduler has tried it, and cantle has said what it lacks."""
@@ -115,7 +126,7 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     team.api.create(replicas, {"metadata": {"name": "low"}, "spec": spec})
     low = lambda: [each["metadata"]["name"] for each in team.api.items(f"{team.path}?labelSelector=app%3Dlow")]
     running = lambda: [name for name in low() if team.is_running(name)]
-    wait_until(lambda: len(running()) == 4, 180, lambda: team.seen(*low()))
+    team.wait_for_all(4, running, low)
     first = set(low())
 
     team.create("high", "1.000", "test-high")
@@ -125,7 +136,7 @@ def test_replicas_do_not_take_the_room_that_they_have_left(team, start, request)
     evicted = [name for name in first if team.said("Preempted", name)]
     assert len(evicted) == 4 and len(team.said("Preempting", "high")) == 4, "each of them once, and none twice"
     team.api.delete(f"{team.path}/high", 1)
-    wait_until(lambda: len(running()) == 4, 180, lambda: team.seen(*low()))
+    team.wait_for_all(4, running, low)
 
 
 def test_a_disruption_budget_holds(team, start):
