@@ -19,6 +19,8 @@ pub(crate) struct Holdings {
     small_granules: u32,
     managed_bytes: u64,
     managed_granules: u32,
+    /// A chunk of managed memory stays.
+    has_managed: bool,
     /// Contexts that are charged.
     contexts: u32,
     /// Granules charged for the memory of launched graphs.
@@ -99,10 +101,15 @@ impl Holdings {
         Ok(())
     }
 
-    /// Gives back what `bytes` of managed memory took. The driver keeps a chunk.
+    /// What was reserved for managed memory has been allocated: from now on, the process has a chunk.
+    pub(crate) const fn keep_managed(&mut self) {
+        self.has_managed = true;
+    }
+
+    /// Gives back what `bytes` of managed memory took.
     pub(crate) fn release_managed(&mut self, account: &mut Account<'_>, bytes: u64) {
         self.managed_bytes = self.managed_bytes.saturating_sub(small_size(bytes));
-        let granules = managed_granules(self.managed_bytes.max(1));
+        let granules = managed_granules(self.managed_bytes.max(u64::from(self.has_managed)));
         account.release(self.managed_granules.saturating_sub(granules));
         self.managed_granules = self.managed_granules.min(granules);
     }
@@ -203,6 +210,25 @@ mod tests {
             assert_eq!(account.held(), granules(&live));
         }
         assert!(refused > 100, "the limit was never in the way");
+    }
+
+    #[test]
+    fn managed_memory_comes_in_chunks_and_the_first_one_stays() {
+        const CHUNK: u32 = 64;
+        let (_dir, attachment) = attach(3 * u64::from(CHUNK) + 1);
+        let (mut holdings, mut account) = (Holdings::default(), attachment.account(0).unwrap());
+        holdings.reserve_managed(&mut account, 1).unwrap();
+        assert_eq!(account.held(), CHUNK);
+        holdings.release_managed(&mut account, 1);
+        assert_eq!(account.held(), 0, "the driver refused it");
+        holdings.reserve_managed(&mut account, 1).unwrap();
+        holdings.keep_managed();
+        holdings.reserve_managed(&mut account, MANAGED_CHUNK_BYTES).unwrap();
+        assert_eq!(account.held(), 2 * CHUNK);
+        assert!(holdings.reserve_managed(&mut account, 2 * MANAGED_CHUNK_BYTES).is_err());
+        holdings.release_managed(&mut account, MANAGED_CHUNK_BYTES);
+        holdings.release_managed(&mut account, 1);
+        assert_eq!(account.held(), CHUNK);
     }
 
     #[test]

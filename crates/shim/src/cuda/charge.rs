@@ -131,6 +131,13 @@ impl SliceGpu {
         })
     }
 
+    /// What [`SliceGpu::reserve_managed`] took has been allocated.
+    pub(super) fn keep_managed(self) {
+        if let Some(mut balance) = self.lock() {
+            balance.holdings.keep_managed();
+        }
+    }
+
     /// Gives back what [`SliceGpu::reserve_managed`] took.
     pub(super) fn release_managed(self, bytes: u64) {
         if let Some(mut balance) = self.lock() {

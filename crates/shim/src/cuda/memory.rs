@@ -68,6 +68,7 @@ pub(super) unsafe fn alloc_managed(
         gpu.release_managed(bytes as u64);
         return status;
     }
+    gpu.keep_managed();
     // SAFETY: the out-parameter contract for `address`, after success.
     let address = unsafe { *address };
     remember(Entry::new(address, context as u64, gpu.index, bytes as u64).managed())

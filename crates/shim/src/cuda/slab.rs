@@ -33,7 +33,8 @@ fn has_room(gpu: SliceGpu, bytes: u64) -> bool {
     found
 }
 
-/// Charges the slab of an allocation that the driver has just made: false if that can't be charged.
+/// Charges the slab of an allocation that the driver has just made: false if that can't be charged. Without a reservation, it should be a
+/// slab that is charged already; a new one is charged if there is room after all.
 #[inline]
 pub(super) fn enter(gpu: SliceGpu, address: Address, bytes: u64, reservation: Option<Reservation>) -> bool {
     let slabs = &gpu.process().slabs;
@@ -42,7 +43,10 @@ pub(super) fn enter(gpu: SliceGpu, address: Address, bytes: u64, reservation: Op
         slab.set_bytes(slab.bytes() + small_size(bytes));
     };
     match reservation {
-        None => slabs.update(key(address), join),
+        None => {
+            slabs.update(key(address), join)
+                || gpu.reserve(GRANULE_BYTES).is_ok_and(|reserved| enter(gpu, address, bytes, Some(reserved)))
+        }
         Some(reservation) => {
             match slabs.join(Entry::new(key(address), 1, gpu.index, small_size(bytes)), join) {
                 // The granule is the new slab's.
