@@ -58,7 +58,7 @@ class Team:
         return "\n".join([*lines, self.injector.program.log()[-3000:]])
 
     def wait_for_all(self, count, running, names):
-        """Waits until so many run. In two runs of the gate, the fourth pod of four did not run after three minutes. kube-scheduler looks again at a pod
+        """Waits until `count` pods run. In two runs of the gate, the fourth pod of four did not run after three minutes. kube-scheduler looks again at a pod
         that it has put aside after five minutes at the latest; what was seen before that is shown among the warnings of the run."""
         try:
             wait_until(lambda: len(running()) == count, 180, lambda: self.seen(*names()))

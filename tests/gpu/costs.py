@@ -22,6 +22,11 @@ def compiled(bench, program, *libraries):
     return f"{bench.home}/{program}"
 
 
+def in_half(bench):
+    """Starts a command in half of the card."""
+    return lambda *words: bench.start("run", "-q", "--gpu", "0.5", "--", *words)
+
+
 def figures(child):
     out, errors = child.communicate(timeout=120)
     assert child.returncode == 0, errors[-2000:]
@@ -33,7 +38,7 @@ def calls_of_the_driver(bench):
     command = [compiled(bench, "calls", access.path_of_libcuda()), str(ROUNDS)]
     least = {"alone": {}, "slice": {}}
     for _ in range(TURNS):
-        for way, start in (("alone", bench.alone), ("slice", lambda *words: bench.start("run", "-q", "--gpu", "0.5", "--", *words))):
+        for way, start in (("alone", bench.alone), ("slice", in_half(bench))):
             for name, value in figures(start(*command)).items():
                 least[way][name] = min(value, least[way].get(name, value))
     facts = {name: {"alone_ns": alone, "added_ns": round(least["slice"][name] - alone, 1)} for name, alone in least["alone"].items()}
@@ -51,7 +56,7 @@ def start_of_a_program(bench):
     ways = {
         "alone": bench.alone,
         "floor": lambda program: bench.alone(program, "libnvidia-ml.so.1"),
-        "slice": lambda program: bench.start("run", "-q", "--gpu", "0.5", "--", program),
+        "slice": in_half(bench),
     }
     for _ in range(STARTS):
         for way, start in ways.items():

@@ -149,7 +149,7 @@ def ipc_import(handle, write):
 
 
 def contexts(at_most):
-    """Contexts one after the other, until one is refused or there are so many: what the program sees in use with each."""
+    """Contexts one after the other, until one is refused or `at_most` exist: what the program sees in use with each."""
     driver, used, code = Driver(), [], 0
     while code == 0:
         free, total = driver.info()

@@ -236,14 +236,13 @@ impl ContextCache {
         gpu: &Gpu,
         instance: Option<&MigInstance>,
     ) -> Result<ContextMemory> {
-        let mut known = self.load();
-        let key = key(driver, gpu, instance);
-        if let Some(memory) = known.get(&key) {
-            return Ok(*memory);
+        if let Some(known) = self.known(driver, gpu, instance) {
+            return Ok(known);
         }
         let device = instance.map_or(gpu.uuid.0.as_str(), |instance| &instance.uuid);
         let memory = driver.context_memory(&gpu.uuid, device)?;
-        known.insert(key, memory);
+        let mut known = self.load();
+        known.insert(key(driver, gpu, instance), memory);
         self.store(&known);
         Ok(memory)
     }

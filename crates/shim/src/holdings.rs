@@ -11,14 +11,51 @@ use cantle_ledger::{Account, Over, granules_holding};
 pub(crate) const SMALL_BYTES: u64 = 1 << 20;
 const SMALL_STEP_BYTES: u64 = 512;
 
+/// Allocations that share granules: the sum of their sizes, each a multiple of 512 bytes, and the granules that are charged for it.
+#[derive(Debug, Default)]
+struct Shared {
+    bytes: u64,
+    granules: u32,
+}
+
+impl Shared {
+    /// Reserves what `bytes` more take; `takes` gives the granules of a sum.
+    #[inline]
+    fn reserve(
+        &mut self,
+        account: &mut Account<'_>,
+        bytes: u64,
+        takes: impl Fn(u64) -> u32,
+    ) -> Result<(), Over> {
+        let sum = self.bytes.saturating_add(small_size(bytes));
+        let granules = takes(sum);
+        if granules > self.granules {
+            account.reserve(granules - self.granules)?;
+            self.granules = granules;
+        }
+        self.bytes = sum;
+        Ok(())
+    }
+
+    /// Gives back what `bytes` took.
+    #[inline]
+    fn release(&mut self, account: &mut Account<'_>, bytes: u64, takes: impl Fn(u64) -> u32) {
+        self.bytes = self.bytes.saturating_sub(small_size(bytes));
+        let granules = takes(self.bytes);
+        if granules < self.granules {
+            account.release(self.granules - granules);
+            self.granules = granules;
+        }
+    }
+}
+
 /// The memory of this process on one GPU, except for allocations of whole granules, which are in the tables. All-zero is
 /// nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
-    small_bytes: u64,
-    small_granules: u32,
-    managed_bytes: u64,
-    managed_granules: u32,
+    /// Small arrays.
+    small: Shared,
+    managed: Shared,
     /// A chunk of managed memory stays.
     has_managed: bool,
     /// Contexts that are charged.
@@ -65,14 +102,7 @@ impl Holdings {
         if bytes > SMALL_BYTES {
             return account.reserve(granules_holding(bytes));
         }
-        let sum = self.small_bytes.wrapping_add(small_size(bytes));
-        let granules = granules_holding(sum);
-        if granules > self.small_granules {
-            account.reserve(granules - self.small_granules)?;
-            self.small_granules = granules;
-        }
-        self.small_bytes = sum;
-        Ok(())
+        self.small.reserve(account, bytes, granules_holding)
     }
 
     /// Gives back what an allocation of `bytes` took.
@@ -81,24 +111,12 @@ impl Holdings {
         if bytes > SMALL_BYTES {
             return account.release(granules_holding(bytes));
         }
-        self.small_bytes = self.small_bytes.saturating_sub(small_size(bytes));
-        let granules = granules_holding(self.small_bytes);
-        if granules < self.small_granules {
-            account.release(self.small_granules - granules);
-            self.small_granules = granules;
-        }
+        self.small.release(account, bytes, granules_holding);
     }
 
     /// Reserves what `bytes` more of managed memory take.
     pub(crate) fn reserve_managed(&mut self, account: &mut Account<'_>, bytes: u64) -> Result<(), Over> {
-        let sum = self.managed_bytes.saturating_add(small_size(bytes));
-        let granules = managed_granules(sum);
-        if granules > self.managed_granules {
-            account.reserve(granules - self.managed_granules)?;
-            self.managed_granules = granules;
-        }
-        self.managed_bytes = sum;
-        Ok(())
+        self.managed.reserve(account, bytes, managed_granules)
     }
 
     /// What was reserved for managed memory has been allocated: from now on, the process has a chunk.
@@ -108,10 +126,8 @@ impl Holdings {
 
     /// Gives back what `bytes` of managed memory took.
     pub(crate) fn release_managed(&mut self, account: &mut Account<'_>, bytes: u64) {
-        self.managed_bytes = self.managed_bytes.saturating_sub(small_size(bytes));
-        let granules = managed_granules(self.managed_bytes.max(u64::from(self.has_managed)));
-        account.release(self.managed_granules.saturating_sub(granules));
-        self.managed_granules = self.managed_granules.min(granules);
+        let least = u64::from(self.has_managed);
+        self.managed.release(account, bytes, |sum| managed_granules(sum.max(least)));
     }
 
     /// Turns a reservation of `from` bytes into one of `to`. The charge never falls below the smaller of the two meanwhile.
@@ -126,7 +142,7 @@ impl Holdings {
         account.reserve(to.saturating_sub(from))
     }
 
-    /// Reserves the memory of so many contexts of `granules` each, unless this process holds it already.
+    /// Reserves memory until that of `contexts` contexts is charged, each of `granules`.
     #[inline]
     pub(crate) fn reserve_contexts(
         &mut self,

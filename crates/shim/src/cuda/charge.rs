@@ -100,34 +100,19 @@ impl SliceGpu {
     /// Reserves what an allocation of `bytes` takes, and the context's memory if that is not charged yet.
     #[inline]
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
-        if self.try_reserve(bytes).is_err() {
-            // As the driver does before it gives up: pools return what they don't use.
-            pool_charge::trim_all();
-            let refused = self.try_reserve(bytes);
-            refused
-                .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))?;
-        }
-        Ok(Reservation { gpu: self, bytes })
+        self.or_after_trimming(bytes, || self.try_reserve(bytes))
     }
 
     /// As [`SliceGpu::reserve`], if it needs no pool to shrink. A refusal is not noted.
     #[inline]
-    pub(super) fn try_reserved(self, bytes: u64) -> Result<Reservation, Over> {
-        self.try_reserve(bytes).map(|()| Reservation { gpu: self, bytes })
+    pub(super) fn try_reserve(self, bytes: u64) -> Result<Reservation, Over> {
+        self.with_context(|balance| balance.reserve(bytes)).map(|()| Reservation { gpu: self, bytes })
     }
 
     /// Reserves what `bytes` of managed memory take.
     pub(super) fn reserve_managed(self, bytes: u64) -> Result<(), Status> {
-        let try_reserve = || {
-            let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
-            balance.reserve_context()?;
-            let Balance { holdings, account, .. } = &mut balance;
-            holdings.reserve_managed(account, bytes)
-        };
-        try_reserve().or_else(|_| {
-            pool_charge::trim_all();
-            try_reserve()
-                .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))
+        self.or_after_trimming(bytes, || {
+            self.with_context(|Balance { holdings, account, .. }| holdings.reserve_managed(account, bytes))
         })
     }
 
@@ -146,11 +131,21 @@ impl SliceGpu {
         }
     }
 
+    /// What `reserve` reserves, and the context's memory if that is not charged yet.
     #[inline]
-    fn try_reserve(self, bytes: u64) -> Result<(), Over> {
+    fn with_context(self, reserve: impl FnOnce(&mut Balance) -> Result<(), Over>) -> Result<(), Over> {
         let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
         balance.reserve_context()?;
-        balance.reserve(bytes)
+        reserve(&mut balance)
+    }
+
+    /// Tries again after a refusal, as the driver does before it gives up: pools return what they don't use. The second one is noted.
+    #[inline]
+    fn or_after_trimming<T>(self, bytes: u64, attempt: impl Fn() -> Result<T, Over>) -> Result<T, Status> {
+        attempt().or_else(|_| {
+            pool_charge::trim_all();
+            attempt().map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))
+        })
     }
 
     #[inline]
@@ -192,7 +187,7 @@ impl Balance {
         self.reserve_contexts(1)
     }
 
-    /// Charges so many contexts, as far as they are not charged yet.
+    /// Charges contexts until `contexts` of them are charged.
     #[inline]
     pub(super) fn reserve_contexts(&mut self, contexts: u32) -> Result<(), Over> {
         let granules = self.context_granules();

@@ -28,7 +28,7 @@ pub(super) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
 
-/// Requests up to this size are settled together, so many at a time.
+/// Up to this many requests, each of at most this size, are settled by one question to the pool.
 const UNASKED_BYTES: u64 = 64 << 10;
 const UNASKED_CALLS: u32 = 64;
 const _: () = assert!(UNASKED_BYTES * UNASKED_CALLS as u64 <= STEP_BYTES);

@@ -17,7 +17,7 @@ use crate::table::Entry;
 /// What `bytes` more of small memory may take. `None`: nothing, because it goes into a slab or is given up.
 #[inline]
 pub(super) fn reserve(gpu: SliceGpu, bytes: u64) -> Result<Option<Reservation>, Status> {
-    match gpu.try_reserved(GRANULE_BYTES) {
+    match gpu.try_reserve(GRANULE_BYTES) {
         Ok(reservation) => Ok(Some(reservation)),
         Err(_) if has_room(gpu, bytes) => Ok(None),
         Err(_) => gpu.reserve(GRANULE_BYTES).map(Some),

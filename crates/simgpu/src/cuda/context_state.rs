@@ -60,8 +60,9 @@ driver_api! {
 
     fn cuCtxSetLimit(limit: i32, value: usize) {
         let session = session()?;
-        session.lock().forbid_unsafe()?;
-        session.lock().set_limit(known(limit)?, value as u64, |device| session.devices[device].resident_threads())
+        let mut inner = session.lock();
+        inner.forbid_unsafe()?;
+        inner.set_limit(known(limit)?, value as u64, |device| session.devices[device].resident_threads())
     }
 
     fn cuCtxGetCacheConfig(config: Out<i32>) { with_context().and(Ok(config.set(0)?)) }
