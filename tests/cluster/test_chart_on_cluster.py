@@ -55,8 +55,6 @@ def test_install_upgrade_uninstall(plane, namespace, tmp_path):
         wait_until(lambda: not left(plane), 60, lambda: left(plane))
         # On a worker that has the image they run, and would be in the way of the next test.
         wait_until(lambda: not plane.api.items(f"/api/v1/namespaces/{NAMESPACE}/pods"), 120, "the end of the chart's pods")
-        templates = lambda: plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates")
-        wait_until(lambda: not templates(), 120, lambda: f"claim templates stay: {templates()}")
     finally:
         chart.create(plane.api, chart.standing())
 
@@ -74,10 +72,13 @@ def upgrade_keeps_what_the_injector_wrote(plane, helm, namespace, folder):
         wait_until(lambda: all(bundles()), 60, program.log)
         # As the injector would have changed it: there is no way from the API server to a service here.
         thing = pod(name="waits")
+        claim = "cantle-memory-4096-0123456789abcdef"
         thing["metadata"]["labels"]["cantle.dev/slice"] = "cantle-memory-4096"
+        thing["spec"]["resourceClaims"] = [{"name": "cantle-gpu", "resourceClaimName": claim}]
+        # It would keep what it has on the worker until the driver is there again.
+        thing["spec"]["schedulingGates"] = [{"name": "test/stays"}]
         api.create(f"/api/v1/namespaces/{namespace}/pods", thing)
-        template = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-memory-4096"
-        wait_until(lambda: api.find(template), 60, program.log)
+        wait_until(lambda: api.find(f"{RESOURCE}/namespaces/{namespace}/resourceclaims/{claim}"), 60, program.log)
     finally:
         program.stop()
     before = (bundles(), api.get(secret)["data"])

@@ -83,41 +83,32 @@ def test_documented_manifests(plane, injector, hand_made, make_driver, namespace
     assert instance["device"].startswith("gpu-1-mig-1g-10gb"), instance
 
 
-def test_templates_follow_the_gpus(plane, injector, hand_made, make_driver, namespace):
-    """A pod that was there before any GPU gets its share when one comes."""
+def test_a_pod_that_was_there_before_the_gpus(plane, injector, hand_made, make_driver, namespace):
+    """It gets its share when a GPU comes: what a fraction is depends on the GPU."""
     thing = pod({LABEL: "0.250"}, name="early")
     plane.api.create(f"/api/v1/namespaces/{namespace}/pods", thing)
     make_driver(hand_made, "1xA100-40GB")
     [share] = allocated(plane, namespace, 1)["early"]
     assert share["consumedCapacity"]["memory"] == "10Gi"
-    [template] = plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates")
-    assert template["metadata"]["name"] == "cantle-fraction-2500"
-    [owner] = template["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"]) == ("DeviceClass", "shared.gpu.cantle.dev")
+    [claim] = claims_of(plane, namespace)
+    assert claim["metadata"]["name"].startswith("cantle-fraction-2500-"), claim["metadata"]
 
 
-def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver, namespace):
-    """The first pod after them gets a claim that they can serve."""
-    make_driver(hand_made, "1xA100-40GB")
-    pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-larger"
-    plane.api.create(pods, pod({LABEL: "0.875"}, name="first"))
-    allocated(plane, namespace, 1)
-    # No pod waits for the template any more.
-    plane.api.delete(f"{pods}/first", 0)
-    wait_until(lambda: not claims_of(plane, namespace), 60, "the end of the first pod")
-    plane.api.create("/api/v1/nodes", node(later))
+def test_no_pod_waits_for_the_controller_manager(plane, injector, hand_made, make_driver, namespace):
+    """It makes the claims of templates, at ten a second at most, and reports a template that it does not see yet as an error. The
+    injector's claims are there without it; without any rate limit it is fast as well."""
+    make_driver(hand_made, "8xA100-80GB")
+    manager = plane.others[0]
+    assert manager.name == "kube-controller-manager"
+    manager.stop()
     try:
-        make_driver(later, "2xH100-80GB")
-        template = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-fraction-8750"
-        wait_until(lambda: not plane.api.find(template), 60, "the end of the template that is for 40 GiB alone")
-        plane.api.merge(f"/api/v1/nodes/{hand_made}", {"spec": {"unschedulable": True}})
-        plane.api.create(pods, pod({LABEL: "0.875"}, name="late"))
-        [share] = allocated(plane, namespace, 1)["late"]
-        assert share["pool"] == later
+        for at in range(8):
+            plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod({LABEL: "0.125"}, name=f"p{at}"))
+        allocated(plane, namespace, 8)
     finally:
-        for each in plane.api.items(pods):
-            plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)
-        plane.api.delete(f"/api/v1/nodes/{later}")
+        manager.start()
+    events = [event["reason"] for event in plane.api.items(f"/api/v1/namespaces/{namespace}/events")]
+    assert "FailedResourceClaimCreation" not in events
 
 
 @pytest.mark.dra("GPUs of another size are added while a pod waits")
@@ -144,7 +135,7 @@ def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_
         placed = lambda: plane.api.get(f"{pods}/waits")["spec"].get("nodeName")
         assert wait_until(placed, 60, "its place") == later
         refused = plane.api.with_token(json.loads((injector.folder / "injector.kubeconfig").read_text())["users"][0]["user"]["token"])
-        with pytest.raises(ApiError, match="may only renew its own claims"):
+        with pytest.raises(ApiError, match="may only create and delete its own claims"):
             refused.delete(f"{RESOURCE}/namespaces/{namespace}/resourceclaims/{of('first')['metadata']['name']}")
     finally:
         for each in plane.api.items(pods):
@@ -152,29 +143,70 @@ def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_
         plane.api.delete(f"/api/v1/nodes/{later}")
 
 
-def test_a_template_of_somebody_else_is_never_used(plane, injector, hand_made, make_driver, namespace):
-    """One that was there before cantle: it has the name of an eighth, and asks for a whole GPU."""
+def test_a_claim_of_somebody_else_is_never_used(plane, injector, hand_made, make_driver, namespace):
+    """One that was there before the pod's: it has the name of an eighth, and asks for a whole GPU."""
+    make_driver(hand_made, "2xA100-40GB")
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
-    kept = plane.api.get(f"{bindings}/cantle-webhook-templates")
-    plane.api.delete(f"{bindings}/cantle-webhook-templates")
-    templates = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates"
+    kept = plane.api.get(f"{bindings}/cantle-webhook-claims")
+    plane.api.delete(f"{bindings}/cantle-webhook-claims")
+    claims, name = f"{RESOURCE}/namespaces/{namespace}/resourceclaims", "cantle-fraction-1250-0123456789abcdef"
 
     def is_made():
         try:
-            return plane.api.create(templates, claim_template("cantle-fraction-1250", "whole.gpu.cantle.dev"))
+            spec = claim_template(name, "whole.gpu.cantle.dev")["spec"]["spec"]
+            return plane.api.create(claims, {"metadata": {"name": name}, "spec": spec})
         except ApiError as error:
-            assert "reserved for claim templates of the injector" in str(error)
+            assert "reserved for claims of the injector" in str(error)
             return None
 
     try:
         wait_until(is_made, 60, "the end of the policy")
     finally:
-        plane.api.create(bindings, {"metadata": {"name": "cantle-webhook-templates"}, "spec": kept["spec"]})
-    wait_until(lambda: not plane.api.items(templates), 60, lambda: plane.api.items(templates))
-    make_driver(hand_made, "2xA100-40GB")
-    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod({LABEL: "0.125"}, name="eighth"))
+        plane.api.create(bindings, {"metadata": {"name": "cantle-webhook-claims"}, "spec": kept["spec"]})
+    # As the injector writes pods: nobody else knows the name that it chooses.
+    thing = pod({"cantle.dev/slice": "cantle-fraction-1250"}, name="eighth")
+    thing["spec"]["resourceClaims"] = [{"name": "cantle-gpu", "resourceClaimName": name}]
+    thing["spec"]["containers"][0]["resources"] = {"claims": [{"name": "cantle-gpu"}]}
+    thing["spec"]["schedulingGates"] = [{"name": "cantle.dev/packing"}]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    plane.api.create(pods, thing)
+    events = lambda: [event for event in plane.api.items(f"/api/v1/namespaces/{namespace}/events") if event["reason"] == "FailedResourceClaimCreation"]
+    [said] = wait_until(events, 60, injector.program.log)
+    assert said["message"] == f"claim {name} is not the pod's: delete it", said
+    assert plane.api.get(f"{pods}/eighth")["spec"]["schedulingGates"], "it is not let go"
+    plane.api.delete(f"{claims}/{name}")
     [share] = allocated(plane, namespace, 1)["eighth"]
     assert share["consumedCapacity"]["memory"] == "5Gi", share
+
+
+@pytest.mark.dra("the namespace's quota allows no more claims")
+def test_a_claim_that_is_refused(plane, injector, hand_made, make_driver, namespace):
+    make_driver(hand_made, "2xA100-40GB")
+    quotas, pods = f"/api/v1/namespaces/{namespace}/resourcequotas", f"/api/v1/namespaces/{namespace}/pods"
+    count = "count/resourceclaims.resource.k8s.io"
+    plane.api.create(quotas, {"metadata": {"name": "claims"}, "spec": {"hard": {count: "1"}}})
+    wait_until(lambda: plane.api.get(f"{quotas}/claims").get("status", {}).get("hard"), 60, "the quota's count")
+    for name in ["first", "second"]:
+        plane.api.create(pods, pod({LABEL: "0.125"}, name=name))
+    events = lambda: [event for event in plane.api.items(f"/api/v1/namespaces/{namespace}/events") if event["reason"] == "FailedResourceClaimCreation"]
+    [said, *_] = wait_until(events, 60, injector.program.log)
+    assert "exceeded quota: claims" in said["message"], said
+    plane.api.merge(f"{quotas}/claims", {"spec": {"hard": {count: "2"}}})
+    allocated(plane, namespace, 2)
+
+
+def test_pods_of_the_release_before(plane, injector, hand_made, make_driver, namespace):
+    """They name a template. Where Kubernetes has not made their claim yet, the template may be one that nobody makes any more."""
+    make_driver(hand_made, "1xA100-40GB")
+    thing = pod({"cantle.dev/slice": "cantle-fraction-1250"}, name="old")
+    thing["spec"]["resourceClaims"] = [{"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-1250"}]
+    thing["spec"]["containers"][0]["resources"] = {"claims": [{"name": "cantle-gpu"}]}
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", thing)
+    [share] = allocated(plane, namespace, 1)["old"]
+    assert share["consumedCapacity"]["memory"] == "5Gi", share
+    placed = lambda: plane.api.get(f"/api/v1/namespaces/{namespace}/pods/old")["spec"].get("nodeName")
+    assert wait_until(placed, 60, "its place") == hand_made
+    assert len(claims_of(plane, namespace)) == 1
 
 
 def test_two_gpus(plane, injector, hand_made, make_driver, namespace):
@@ -193,8 +225,10 @@ def test_every_fraction_in_a_dry_run_makes_nothing(plane, injector, namespace):
         assert claim["name"] == "cantle-gpu"
         assert given["spec"]["containers"][0]["resources"]["claims"] == [{"name": "cantle-gpu"}]
         again = injector.dry_run({**given, "metadata": {k: given["metadata"][k] for k in ("name", "labels")}}, namespace)
+        names = [thing["spec"]["resourceClaims"][0].pop("resourceClaimName") for thing in (given, again)]
         assert again["spec"] == given["spec"], "what was changed once is not changed again"
-    assert plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates") == []
+        assert names[0] != names[1], "a copy of a pod does not share its claim"
+    assert claims_of(plane, namespace) == []
 
 
 @pytest.mark.parametrize("thing, said", [

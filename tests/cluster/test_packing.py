@@ -54,7 +54,8 @@ def injector(plane, tmp_path):
         return made[-1].start()
 
     yield start
-    for each in made:
+    # The last one first: it needs its rights to return the Lease.
+    for each in reversed(made):
         each.remove()
 
 

@@ -13,9 +13,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::cluster::{ClusterView, PodSlices};
 use crate::dra::claim::bytes;
 use crate::names::QUOTA_RESOURCE;
-use crate::nominate::{has_gate, is_held, preempt::priority, template_of};
+use crate::nominate::{has_gate, is_held, preempt::priority, slice_of};
 use crate::phase::has_ended;
-use crate::{ObjectExt as _, PARTS, TemplateName};
+use crate::{ObjectExt as _, PARTS, SliceName};
 
 /// Of a whole GPU, in [`PARTS`].
 const WHOLE: u64 = PARTS as u64;
@@ -89,7 +89,7 @@ pub fn beyond(
     if all.is_empty() {
         return BTreeMap::new();
     }
-    let asks = |pod: &&Pod| is_held(pod) && !is_using(pod, let_go) && template_of(pod).is_some();
+    let asks = |pod: &&Pod| is_held(pod) && !is_using(pod, let_go) && slice_of(pod).is_some();
     let mut held: Vec<&Pod> = pods.iter().map(Borrow::borrow).filter(asks).collect();
     held.sort_by_key(|pod| (Reverse(priority(pod)), pod.creation_timestamp(), pod.uid()));
     let mut beyond = BTreeMap::new();
@@ -115,22 +115,22 @@ fn words(namespace: &str, GpuQuota { name, hard, used }: &GpuQuota, needs: u64) 
 /// Whether the pod counts already. A pod without our gate counts on every node.
 fn is_using(pod: &Pod, let_go: &BTreeSet<String>) -> bool {
     let is_free = !has_gate(pod) || pod.uid().is_some_and(|uid| let_go.contains(&uid));
-    is_free && template_of(pod).is_some() && !has_ended(pod)
+    is_free && slice_of(pod).is_some() && !has_ended(pod)
 }
 
 /// The amount that a pod counts. An amount of memory, or an instance, is a part of the GPU that it is on; until there is
 /// one, of the smallest.
 fn counted(view: &ClusterView, pod: &Pod) -> u64 {
-    let Some(template) = template_of(pod) else { return 0 };
-    let each = match template.request([]) {
+    let Some(slice_name) = slice_of(pod) else { return 0 };
+    let each = match slice_name.request([]) {
         GpuRequest::Fraction(part) => u64::from(part.ten_thousandths()),
         GpuRequest::Gpus(_) => WHOLE,
         GpuRequest::Memory(_) | GpuRequest::MigProfile(_) => match held(view, pod) {
             Some(held) => return held,
-            None => most(view, &template),
+            None => most(view, &slice_name),
         },
     };
-    each * u64::from(template.gpus())
+    each * u64::from(slice_name.gpus())
 }
 
 fn held(view: &ClusterView, pod: &Pod) -> Option<u64> {
@@ -141,9 +141,9 @@ fn held(view: &ClusterView, pod: &Pod) -> Option<u64> {
 }
 
 /// The greatest part of a GPU of the cluster that such a request can be: all of it where no GPU is known.
-fn most(view: &ClusterView, template: &TemplateName) -> u64 {
+fn most(view: &ClusterView, slice_name: &SliceName) -> u64 {
     let gpus = || view.nodes.iter().flat_map(|node| &node.gpus);
-    let request = template.request(gpus().filter_map(|gpu| gpu.offer.table.as_deref()));
+    let request = slice_name.request(gpus().filter_map(|gpu| gpu.offer.table.as_deref()));
     let part = |gpu: &crate::cluster::ViewGpu| -> Option<Milli> {
         match (&request, gpu.offer.table.as_deref()) {
             (GpuRequest::MigProfile(_), Some(table)) => {
@@ -189,7 +189,7 @@ mod tests {
         metadata["creationTimestamp"] = json!(format!("2026-01-01T00:00:{made}Z"));
         let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": {"phase": "Pending"}});
         let rules = Rules { packs: true, ..Rules::default() };
-        serde_json::from_value(inject(&pod, &rules).unwrap()).unwrap()
+        serde_json::from_value(inject(&pod, &rules, "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap()).unwrap()
     }
 
     fn share(name: &str, fraction: &str, made: &str) -> Pod {

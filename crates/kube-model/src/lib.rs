@@ -4,7 +4,7 @@
 //! | module | decides |
 //! |---|---|
 //! | [`inject`] | what the admission webhook changes in a pod |
-//! | [`claim_template`] | which claim templates there should be |
+//! | [`claim`] | what the claim of a pod contains |
 //! | [`dra`] | which devices a node publishes, and what an allocated claim means |
 //! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
 //! | [`nominate`] | which node kube-scheduler tries first |
@@ -13,7 +13,7 @@
 //! | [`cluster`] | the GPUs of a cluster and their allocations |
 //! | [`queues`] | which tasks get pods, what the pods look like, and what is done about each |
 
-pub mod claim_template;
+pub mod claim;
 pub mod classic;
 pub mod cluster;
 mod decision;
@@ -27,11 +27,11 @@ pub mod nominate;
 mod object;
 pub mod phase;
 pub mod queues;
-mod template_name;
+mod slice_name;
 mod version;
 
 pub use decision::{DecidedGpu, SliceDecision};
 pub use error::{ClaimError, DroppedError, ObjectError, VersionError};
 pub use object::ObjectExt;
-pub use template_name::{MAX_DEVICES, PARTS, TemplateName, TemplateNameError, UnkeepableShare, profile_of};
+pub use slice_name::{MAX_DEVICES, PARTS, SliceName, SliceNameError, UnkeepableShare, profile_of};
 pub use version::Version;

@@ -14,11 +14,12 @@ use cantle_sched::{Host, Mix, Plan, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::claim::claim_of;
 use crate::cluster::{ClusterView, ViewNode};
 use crate::dra::claim::bytes;
 use crate::inject::{self, SLICE_LABEL};
 use crate::names::PACKING_GATE;
-use crate::{ObjectExt as _, TemplateName};
+use crate::{ObjectExt as _, SliceName};
 
 mod expected;
 pub mod preempt;
@@ -37,7 +38,7 @@ pub struct Nomination {
     /// The node.
     pub node: String,
     /// Its slices.
-    pub template: TemplateName,
+    pub slice_name: SliceName,
     /// CPU and memory of the node that it takes.
     pub host: Host,
 }
@@ -116,16 +117,16 @@ impl<'a> Nominator<'a> {
     }
 
     fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> Advice {
-        let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
-        let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
+        let asked = |pod: &&Pod| Some((pod.uid()?, (slice_of(pod)?, host_of(pod))));
+        let mut asked: BTreeMap<String, (SliceName, Host)> = batch.iter().filter_map(asked).collect();
         // Without advice kube-scheduler places them as it always does.
         let expected = self.expected.clone();
         let Ok(Plan { starts, waits, .. }) = self.plan(batch, others, None, expected) else {
             return Advice::default();
         };
         let nomination = |start: cantle_sched::Start| {
-            let (template, host) = asked.remove(&start.task.0)?;
-            Some((start.task.0, Nomination { node: start.node, template, host }))
+            let (slice_name, host) = asked.remove(&start.task.0)?;
+            Some((start.task.0, Nomination { node: start.node, slice_name, host }))
         };
         Advice {
             nominations: starts.into_iter().filter_map(nomination).collect(),
@@ -201,24 +202,26 @@ impl<'a> Nominator<'a> {
 }
 
 fn waiting_of(view: &ClusterView, pod: &Pod) -> Option<Waiting> {
-    let template = template_of(pod).or_else(|| inject::template_of(pod))?;
+    let slice_name = slice_of(pod).or_else(|| inject::slice_of(pod))?;
     let gpus = view.nodes.iter().flat_map(|node| &node.gpus);
     let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
-    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.slice_request(tables));
-    waiting.compute = template.compute();
-    waiting.devices = template.devices();
+    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(slice_name.slice_request(tables));
+    waiting.compute = slice_name.compute();
+    waiting.devices = slice_name.devices();
     waiting.host = host_of(pod);
     Some(waiting)
 }
 
-pub(crate) fn template_of(pod: &Pod) -> Option<TemplateName> {
-    pod.labels().get(SLICE_LABEL)?.parse().ok()
+/// A label can be changed after the pod was created, and its claim can't.
+pub(crate) fn slice_of(pod: &Pod) -> Option<SliceName> {
+    let labeled = || pod.labels().get(SLICE_LABEL)?.parse().ok();
+    claim_of(pod).map(|reference| reference.slice).or_else(labeled)
 }
 
 /// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
 /// instances of MIG: their devices exclude others.
-fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
-    !matches!(template, TemplateName::Mig { .. }) && !has_preferences(pod)
+fn is_packed(pod: &Pod, slice_name: &SliceName) -> bool {
+    !matches!(slice_name, SliceName::Mig { .. }) && !has_preferences(pod)
 }
 
 /// Does the pod have more constraints than its selector, tolerations and requests?
@@ -248,7 +251,7 @@ fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
 
 fn may_be_nominated(pod: &Pod) -> bool {
     let is_placed = pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_some());
-    template_of(pod).is_some_and(|template| is_packed(pod, &template))
+    slice_of(pod).is_some_and(|slice_name| is_packed(pod, &slice_name))
         && pod.metadata.deletion_timestamp.is_none()
         && gates(pod).all(|gate| gate == PACKING_GATE)
         && !is_placed

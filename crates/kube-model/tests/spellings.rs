@@ -1,11 +1,11 @@
 //! A request gives the same slice in every spelling and on every path: the command line, a ClearML task's parameters, a
-//! pod's label or annotation, the name of a claim template, and the amount that a claim charges.
+//! pod's label or annotation, the name of its claim, and the amount that a claim charges.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use cantle_clearml::TaskRequest;
-use cantle_kube_model::TemplateName;
-use cantle_kube_model::claim_template::{GpuSizes, spec};
+use cantle_kube_model::SliceName;
+use cantle_kube_model::claim::{GpuSizes, claim_of, spec};
 use cantle_kube_model::inject::{Rules, inject};
 use cantle_model::{Bytes, GpuRequest, Milli, Share};
 use proptest::prelude::*;
@@ -23,17 +23,17 @@ fn through_a_task(request: GpuRequest) -> GpuRequest {
     TaskRequest::from_hyperparams(&request.to_hyperparams()).unwrap().unwrap().gpu.unwrap()
 }
 
-fn template_of(metadata: Value) -> TemplateName {
+fn slice_of(metadata: Value) -> SliceName {
     let spec = json!({"containers": [{"name": "c"}]});
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
-    let pod = inject(&pod, &Rules::default()).unwrap();
-    pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"].as_str().unwrap().parse().unwrap()
+    let pod = inject(&pod, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap();
+    claim_of(&serde_json::from_value(pod).unwrap()).unwrap().slice
 }
 
-/// The charge of a claim from the template on such a GPU, as the node reads it back.
-fn charged(template: &TemplateName, total_mib: u64) -> GpuRequest {
-    let template = spec(template, &GpuSizes::from([(total_mib, 1)])).unwrap();
-    let request = &template["spec"]["devices"]["requests"][0];
+/// The charge of a claim for the slice on such a GPU, as the node reads it back.
+fn charged(slice: &SliceName, total_mib: u64) -> GpuRequest {
+    let claim = spec(slice, &GpuSizes::from([(total_mib, 1)])).unwrap();
+    let request = &claim["devices"]["requests"][0];
     let device = request.get("exactly").unwrap_or_else(|| &request["firstAvailable"][0]);
     let quantity = device["capacity"]["requests"]["memory"].as_str().unwrap();
     GpuRequest::Memory(quantity.parse::<Bytes>().unwrap())
@@ -47,9 +47,9 @@ proptest! {
         let wanted = share(&request, total);
         prop_assert_eq!(wanted.unwrap().milli, Milli(milli));
         prop_assert_eq!(share(&through_a_task(request), total), wanted);
-        let template = template_of(json!({"annotations": {"gpu-fraction": &text}}));
-        prop_assert_eq!(share(&template.request([]), total), wanted);
-        prop_assert_eq!(share(&charged(&template, total), total), wanted);
+        let slice = slice_of(json!({"annotations": {"gpu-fraction": &text}}));
+        prop_assert_eq!(share(&slice.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&slice, total), total), wanted);
     }
 
     /// ClearML's label knows these values and no others.
@@ -61,9 +61,9 @@ proptest! {
         let request = GpuRequest::from_fraction(text).unwrap();
         let wanted = share(&request, total);
         prop_assert!(wanted.is_some());
-        let template = template_of(json!({"labels": {"clearml-injector/fraction": text}}));
-        prop_assert_eq!(share(&template.request([]), total), wanted);
-        prop_assert_eq!(share(&charged(&template, total), total), wanted);
+        let slice = slice_of(json!({"labels": {"clearml-injector/fraction": text}}));
+        prop_assert_eq!(share(&slice.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&slice, total), total), wanted);
     }
 
     #[test]
@@ -72,15 +72,15 @@ proptest! {
         let wanted = share(&request, total);
         prop_assert!(wanted.is_some());
         prop_assert_eq!(share(&through_a_task(request), total), wanted);
-        let template = template_of(json!({"annotations": {"gpu-memory": mib.to_string()}}));
-        prop_assert_eq!(share(&template.request([]), total), wanted);
-        prop_assert_eq!(share(&charged(&template, total), total), wanted);
+        let slice = slice_of(json!({"annotations": {"gpu-memory": mib.to_string()}}));
+        prop_assert_eq!(share(&slice.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&slice, total), total), wanted);
     }
 }
 
 #[test]
 fn an_odd_number_of_mib_is_rounded_down_to_a_granule() {
-    let template = template_of(json!({"annotations": {"gpu-memory": "4095"}}));
-    let share = share(&template.request([]), 40_960).unwrap();
+    let slice = slice_of(json!({"annotations": {"gpu-memory": "4095"}}));
+    let share = share(&slice.request([]), 40_960).unwrap();
     assert_eq!(share.memory_limit_bytes, 4094 << 20);
 }

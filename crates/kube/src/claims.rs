@@ -1,112 +1,236 @@
-//! Renews the claims of waiting pods after the cluster's GPUs have changed. Kubernetes creates a claim once and never reads
-//! the template again, so a claim for GPUs that no longer exist would fit nowhere.
+//! Says which claims waiting pods lack, and which are for GPUs that are not there any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
-use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
-use kube::core::PartialObjectMeta;
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
-use cantle_kube_model::TemplateName;
-use cantle_kube_model::claim_template::{GpuSizes, renewed};
-use cantle_kube_model::inject::SLICE_LABEL;
+use cantle_kube_model::claim::{GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by};
+use cantle_kube_model::names::KIND_SHARED;
 
-/// For the watch: an allocated claim does not change, and nothing reads its contents.
-pub(crate) fn lean(claim: &mut ResourceClaim) {
-    claim.metadata.managed_fields = None;
-    if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) {
-        claim.spec = ResourceClaimSpec::default();
-    }
+/// A claim that was created is seen after this at the latest, and one that was refused is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What waiting pods need in the way of claims.
+#[derive(Default)]
+pub(crate) struct ClaimWork {
+    /// To be created, by the pods' UIDs.
+    pub(crate) missing: BTreeMap<String, ResourceClaim>,
+    /// To be deleted, so that others can take their names.
+    pub(crate) outdated: Vec<Arc<ResourceClaim>>,
+    /// Why a pod gets no claim, by the pods' UIDs.
+    pub(crate) refused: BTreeMap<String, String>,
 }
 
-/// The checked objects: pods come in bursts, and a claim that fits continues to fit until the GPUs change.
-#[derive(Debug, Default)]
-pub(crate) struct Fitting {
+/// Follows the claims of waiting pods.
+#[derive(Default)]
+pub(crate) struct Claims {
     sizes: GpuSizes,
-    claims: BTreeSet<String>,
+    /// Claims that fit these sizes, by their UIDs.
+    fitting: BTreeSet<String>,
+    /// When a claim was created, or why it was refused, by the pods' UIDs.
+    tried: BTreeMap<String, (Instant, Option<String>)>,
 }
 
-impl Fitting {
-    /// The claims that have to be others, each with its new contents. `pods` are those that may still wait.
-    pub(crate) fn outdated(
+impl Claims {
+    /// What `waiting` pods need. `known` has all claims of the cluster.
+    pub(crate) fn work(
         &mut self,
-        pods: &[Arc<PartialObjectMeta<Pod>>],
-        claims: &[Arc<ResourceClaim>],
-        sizes: &GpuSizes,
-    ) -> Vec<(Arc<ResourceClaim>, Value)> {
-        let template = |pod: &Arc<PartialObjectMeta<Pod>>| {
-            let name: TemplateName = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
-            Some((pod.uid()?, name))
-        };
-        if *sizes != self.sizes {
-            *self = Self { sizes: sizes.clone(), claims: BTreeSet::new() };
+        waiting: &[Arc<Pod>],
+        known: &Store<ResourceClaim>,
+        slices: &[Arc<ResourceSlice>],
+    ) -> Result<ClaimWork, KubeError> {
+        let sizes = sizes(slices);
+        if sizes != self.sizes {
+            if sizes.len() > MAX_SIZES {
+                let kinds = sizes.len();
+                tracing::warn!(
+                    "GPUs of {kinds} sizes; a fraction can be of {MAX_SIZES} at most: the most common ones are used"
+                );
+            }
+            (self.sizes, self.fitting) = (sizes, BTreeSet::new());
         }
-        let waits = |claim: &&Arc<ResourceClaim>| {
-            claim.status.as_ref().is_none_or(|status| status.allocation.is_none())
-        };
-        let waiting: BTreeMap<String, &Arc<ResourceClaim>> =
-            claims.iter().filter(waits).filter_map(|claim| Some((claim.uid()?, claim))).collect();
-        self.claims.retain(|uid| waiting.contains_key(uid));
-        if self.claims.len() == waiting.len() {
-            return Vec::new();
-        }
-        let templates: BTreeMap<String, TemplateName> = pods.iter().filter_map(template).collect();
-        let mut outdated = Vec::new();
-        for (uid, claim) in
-            waiting.into_iter().filter(|(uid, _)| !self.claims.contains(uid)).collect::<Vec<_>>()
-        {
-            let owner = claim.owner_references().iter().find(|owner| owner.kind == "Pod");
-            // The pod may be seen later than its claim.
-            let Some(template) = owner.and_then(|owner| templates.get(&owner.uid)) else { continue };
-            match renewed(claim, template, sizes) {
-                Some(spec) => outdated.push((Arc::clone(claim), spec)),
-                None => drop(self.claims.insert(uid)),
+        let (mut work, mut fitting) = (ClaimWork::default(), BTreeSet::new());
+        self.tried.retain(|_, (at, _)| at.elapsed() < RETRY);
+        for pod in waiting.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+            let (Some(uid), Some(reference)) = (pod.uid(), claim_of(pod)) else { continue };
+            let place = ObjectRef::new(&reference.name).within(&pod.namespace().unwrap_or_default());
+            let Some(there) = known.get(&place) else {
+                match self.tried.get(&uid) {
+                    Some((_, why)) => work.refused.extend(why.clone().map(|why| (uid, why))),
+                    None => {
+                        let wanted = claim(pod, &reference, &self.sizes);
+                        let wanted =
+                            wanted.map(serde_json::from_value).transpose().map_err(KubeError::Object)?;
+                        work.missing.extend(wanted.map(|wanted| (uid, wanted)));
+                    }
+                }
+                continue;
+            };
+            if !is_owned_by(&there, pod) {
+                let why = format!("claim {} is not the pod's: delete it", reference.name);
+                work.refused.insert(uid, why);
+                continue;
+            }
+            self.tried.remove(&uid);
+            let Some(claim_uid) = there.uid() else { continue };
+            if !self.fitting.contains(&claim_uid) && is_outdated(&there, &reference.slice, &self.sizes) {
+                work.outdated.push(there);
+            } else {
+                fitting.insert(claim_uid);
             }
         }
-        outdated
+        self.fitting = fitting;
+        Ok(work)
+    }
+
+    /// How the creation of a pod's claim went.
+    pub(crate) fn tried(&mut self, pod_uid: String, refused: Option<String>) {
+        self.tried.insert(pod_uid, (Instant::now(), refused));
     }
 }
 
-/// Puts another claim in the place of this one, under its name: the pod's status names it. Kubernetes would make a new one too, but
-/// kube-controller-manager takes a claim that it has made for there for another minute.
+fn sizes(slices: &[Arc<ResourceSlice>]) -> GpuSizes {
+    let mut sizes = GpuSizes::new();
+    for mib in slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).filter_map(shared_mib) {
+        *sizes.entry(mib).or_default() += 1;
+    }
+    sizes
+}
+
+/// Memory in MiB of a GPU that can be shared.
+fn shared_mib(device: &Device) -> Option<u64> {
+    let kind = device.attributes.as_ref()?.get("kind")?.string.as_deref()?;
+    let memory = &device.capacity.as_ref()?.get("memory")?.value.0;
+    let bytes: cantle_model::Bytes = memory.parse().ok().filter(|_| kind == KIND_SHARED)?;
+    Some(bytes.0 >> 20)
+}
+
+/// # Errors
+/// If the API server refuses.
+pub(crate) async fn create(client: &Client, claim: &ResourceClaim) -> Result<(), KubeError> {
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    match api.create(&PostParams::default(), claim).await {
+        Ok(_) => Ok(()),
+        // It is there, and not seen yet, or the namespace is going, and its pods with it.
+        Err(kube::Error::Api(status)) if status.code == 409 || is_namespace_terminating(&status) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Deletes a claim, so that one for other GPUs can take its name: the pod names it. One that changed meanwhile, because it was
+/// allocated, is left alone.
 ///
 /// # Errors
-/// If the API server refuses. A claim that changed meanwhile, because it was allocated, is left alone.
-pub(crate) async fn renew(client: &Client, claim: &ResourceClaim, spec: Value) -> Result<(), KubeError> {
-    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
-    let name = claim.name_any();
-    let next = ResourceClaim {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            namespace: claim.namespace(),
-            annotations: claim.metadata.annotations.clone(),
-            labels: claim.metadata.labels.clone(),
-            owner_references: claim.metadata.owner_references.clone(),
-            ..ObjectMeta::default()
-        },
-        spec: serde_json::from_value(spec).map_err(KubeError::Object)?,
-        status: None,
-    };
+/// If the API server refuses.
+pub(crate) async fn delete(client: &Client, claim: Arc<ResourceClaim>) -> Result<(), KubeError> {
+    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &namespace);
     let seen = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
     match api.delete(&name, &DeleteParams { preconditions: Some(seen), ..DeleteParams::default() }).await {
-        Ok(_) => {}
-        // It is another one by now, or another replica was quicker.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
-    match api.create(&PostParams::default(), &next).await {
-        Ok(_) => tracing::info!(
-            "claim {}/{name} is for the GPUs that are here now",
-            claim.namespace().unwrap_or_default()
-        ),
-        Err(kube::Error::Api(status)) if status.code == 409 || is_namespace_terminating(&status) => {}
+        Ok(_) => {
+            tracing::info!("claim {namespace}/{name} is for other GPUs than there are; creating it again")
+        }
+        // It is another one by now.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::store;
+    use kube::runtime::watcher::Event;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const CLAIM: &str = "cantle-fraction-5000-9f86d081884c7d65";
+
+    fn pod(uid: &str) -> Arc<Pod> {
+        let metadata = json!({"name": "p", "namespace": "team", "uid": uid});
+        let spec = json!({
+            "containers": [{"name": "main"}],
+            "resourceClaims": [{"name": "cantle-gpu", "resourceClaimName": CLAIM}],
+        });
+        Arc::new(serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap())
+    }
+
+    fn slices(mib: u64) -> Vec<Arc<ResourceSlice>> {
+        let device = json!({
+            "name": "gpu-0-shared",
+            "attributes": {"kind": {"string": KIND_SHARED}},
+            "capacity": {"memory": {"value": format!("{mib}Mi")}},
+        });
+        let pool = json!({"name": "n", "generation": 1, "resourceSliceCount": 1});
+        let spec = json!({"driver": "gpu.cantle.dev", "nodeName": "n", "pool": pool, "devices": [device]});
+        vec![Arc::new(serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap())]
+    }
+
+    /// What is to be done for this pod where these claims are there.
+    fn work(claims: &mut Claims, there: &[ResourceClaim], mib: u64) -> ClaimWork {
+        let (known, mut seen) = store();
+        for claim in there {
+            seen.apply_watcher_event(&Event::Apply(claim.clone()));
+        }
+        claims.work(&[pod("u")], &known, &slices(mib)).unwrap()
+    }
+
+    fn memory(claim: &ResourceClaim) -> Value {
+        json!(claim.spec)["devices"]["requests"][0]["firstAvailable"][0]["capacity"]["requests"]["memory"]
+            .take()
+    }
+
+    #[test]
+    fn a_missing_claim_is_created_once() {
+        let mut claims = Claims::default();
+        let mut first = work(&mut claims, &[], 40_960);
+        let missing = first.missing.remove("u").unwrap();
+        assert_eq!((missing.name_any().as_str(), memory(&missing)), (CLAIM, json!("20Gi")));
+        claims.tried("u".to_owned(), None);
+        assert!(work(&mut claims, &[], 40_960).missing.is_empty(), "the watch is later than the answer");
+        let there = work(&mut claims, std::slice::from_ref(&missing), 40_960);
+        assert!(there.missing.is_empty() && there.outdated.is_empty() && there.refused.is_empty());
+        assert!(!work(&mut claims, &[], 40_960).missing.is_empty(), "it was deleted");
+    }
+
+    #[test]
+    fn a_refused_claim_is_not_tried_again_at_once() {
+        let mut claims = Claims::default();
+        claims.tried("u".to_owned(), Some("over quota".to_owned()));
+        let work = work(&mut claims, &[], 40_960);
+        assert!(work.missing.is_empty());
+        assert_eq!(work.refused["u"], "over quota");
+    }
+
+    #[test]
+    fn a_claim_for_other_gpus_makes_way() {
+        let mut claims = Claims::default();
+        let mut small = work(&mut claims, &[], 40_960).missing.remove("u").unwrap();
+        small.metadata.uid = Some("c".to_owned());
+        let there = [small];
+        assert!(work(&mut claims, &there, 40_960).outdated.is_empty());
+        assert_eq!(work(&mut claims, &there, 81_920).outdated.len(), 1);
+        assert_eq!(work(&mut claims, &there, 81_920).outdated.len(), 1, "until it is gone");
+        assert_eq!(memory(&work(&mut claims, &[], 81_920).missing["u"]), json!("40Gi"));
+    }
+
+    #[test]
+    fn a_claim_of_somebody_else_is_not_taken() {
+        let mut claims = Claims::default();
+        let mut foreign = work(&mut claims, &[], 40_960).missing.remove("u").unwrap();
+        foreign.metadata.owner_references = None;
+        let work = work(&mut claims, &[foreign], 81_920);
+        assert!(work.outdated.is_empty() && work.missing.is_empty());
+        assert!(work.refused["u"].contains(CLAIM));
+    }
 }

@@ -41,7 +41,7 @@ fn start(dir: &Path) -> Running {
     let (stop, stopped) = oneshot::channel();
     let addresses = (calls.local_addr().unwrap(), observers.local_addr().unwrap());
     let certificates = Certificates::Files { cert: dir.join("tls.crt"), key: dir.join("tls.key") };
-    let settings = WebhookSettings { calls, observers, certificates, rules: Rules::default(), packing: None };
+    let settings = WebhookSettings { calls, observers, certificates, rules: Rules::default(), pending: None };
     let stopped = async move { drop(stopped.await) };
     let ended = tokio::spawn(serve_webhook(kube::Client::try_from(nowhere).unwrap(), settings, stopped));
     Running { calls: addresses.0, observers: addresses.1, stop, ended }

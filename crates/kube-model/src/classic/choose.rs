@@ -7,7 +7,7 @@ use cantle_model::{LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{Plan, Policy, Running, Waiting};
 
 use super::record::{NodeRecord, OfferedGpu, PlacedPod};
-use crate::{DecidedGpu, SliceDecision, TemplateName, TemplateNameError};
+use crate::{DecidedGpu, SliceDecision, SliceName, SliceNameError};
 
 /// The one queue: which pod is next, the cluster's scheduler has decided.
 const QUEUE: &str = "kube-scheduler";
@@ -18,17 +18,17 @@ const QUEUE: &str = "kube-scheduler";
 /// Says why none of these nodes will do.
 pub fn choose(
     records: &[&NodeRecord],
-    template: &TemplateName,
+    slice_name: &SliceName,
     uid: &str,
 ) -> Result<(String, Vec<Slice>), String> {
     let mut waiting =
-        Waiting::new(TaskId(uid.to_owned()), 0).wanting(template.slice_request(tables(records)));
-    waiting.compute = template.compute();
-    waiting.devices = template.devices();
+        Waiting::new(TaskId(uid.to_owned()), 0).wanting(slice_name.slice_request(tables(records)));
+    waiting.compute = slice_name.compute();
+    waiting.devices = slice_name.devices();
     let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
     let others: Vec<NodeRecord> = records.iter().map(|record| without(record, uid)).collect();
     let world = others.iter().fold(SnapshotBuilder::default(), |world, record| {
-        let gpus = offers(record, template);
+        let gpus = offers(record, slice_name);
         let running: Vec<Running> = running(record, &gpus).collect();
         world.node(&record.node, gpus).running(running)
     });
@@ -54,11 +54,11 @@ fn without(record: &NodeRecord, uid: &str) -> NodeRecord {
 
 /// The node's GPUs as this ask sees them. One that changes by itself is what the ask needs, but shares and instances exclude
 /// each other: of a GPU whose slices are of the other kind nothing is left.
-fn offers(record: &NodeRecord, template: &TemplateName) -> Vec<Offer> {
+fn offers(record: &NodeRecord, slice_name: &SliceName) -> Vec<Offer> {
     let slices = || record.placements.values().flat_map(|placement| &placement.slices);
     let offer = |offered: &OfferedGpu| {
         let mig =
-            if offered.switches { matches!(template, TemplateName::Mig { .. }) } else { offered.gpu.mig };
+            if offered.switches { matches!(slice_name, SliceName::Mig { .. }) } else { offered.gpu.mig };
         let offer = offered.offer().in_mode(mig);
         let mut held = slices().filter(|slice| slice.gpu == offered.gpu.uuid);
         if held.any(|slice| slice.mig.is_some() != mig) { offer.exhausted() } else { offer }
@@ -87,16 +87,16 @@ pub fn slice_decision(
     placement: &PlacedPod,
     record: &NodeRecord,
 ) -> Result<SliceDecision, String> {
-    let template: TemplateName =
-        placement.template.parse().map_err(|error: TemplateNameError| error.to_string())?;
+    let slice_name: SliceName =
+        placement.slice_name.parse().map_err(|error: SliceNameError| error.to_string())?;
     let gpu =
         |slice: &Slice| DecidedGpu { gpu: slice.gpu.clone(), start: slice.mig.as_ref().map(|mig| mig.start) };
     Ok(SliceDecision {
         lease: LeaseId(uid.to_owned()),
         task: TaskId(placement.pod.clone()),
         name: placement.pod.clone(),
-        request: template.slice_request(tables(&[record])),
-        compute: template.compute(),
+        request: slice_name.slice_request(tables(&[record])),
+        compute: slice_name.compute(),
         gpus: placement.slices.iter().map(gpu).collect(),
     })
 }
@@ -119,11 +119,11 @@ mod tests {
         NodeRecord { node: node.to_owned(), gpus: (0..gpus).map(offered).collect(), ..NodeRecord::default() }
     }
 
-    fn place(record: &mut NodeRecord, uid: &str, template: &str) -> Result<Vec<Slice>, String> {
-        let (node, slices) = choose(&[record], &template.parse().unwrap(), uid)?;
+    fn place(record: &mut NodeRecord, uid: &str, slice_name: &str) -> Result<Vec<Slice>, String> {
+        let (node, slices) = choose(&[record], &slice_name.parse().unwrap(), uid)?;
         assert_eq!(node, record.node);
         let placement =
-            PlacedPod { pod: format!("team/{uid}"), template: template.to_owned(), slices, placed_ms: 0 };
+            PlacedPod { pod: format!("team/{uid}"), slice_name: slice_name.to_owned(), slices, placed_ms: 0 };
         record.placements.insert(uid.to_owned(), placement.clone());
         Ok(placement.slices)
     }
@@ -201,8 +201,8 @@ mod tests {
                 let ended = record.placements.keys().nth(at).cloned();
                 ended.map(|uid| record.placements.remove(&uid));
             } else {
-                let template = asks[usize::try_from(random / 3 % 6).unwrap()];
-                let given = place(&mut record, &format!("p{step:03}"), &format!("cantle-{template}"));
+                let slice_name = asks[usize::try_from(random / 3 % 6).unwrap()];
+                let given = place(&mut record, &format!("p{step:03}"), &format!("cantle-{slice_name}"));
                 given.into_iter().for_each(|slices| placed[usize::from(slices[0].mig.is_some())] += 1);
             }
             for offered in &record.gpus {

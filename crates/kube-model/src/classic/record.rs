@@ -94,7 +94,7 @@ pub struct PlacedPod {
     pub pod: String,
     /// Its request, as in its label.
     #[serde(rename = "ask")]
-    pub template: String,
+    pub slice_name: String,
     /// Its slices.
     pub slices: Vec<Slice>,
     /// When, in milliseconds since 1970.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::inject::SLICE_LABEL;
 use crate::names::SLICE_RESOURCE;
-use crate::{ObjectExt as _, TemplateName, TemplateNameError};
+use crate::{ObjectExt as _, SliceName, SliceNameError};
 
 /// Wire format of `k8s.io/kube-scheduler/extender/v1`, which has no tags for JSON and therefore Go's own names.
 #[derive(Debug, Deserialize)]
@@ -71,7 +71,7 @@ pub struct ExtenderBindingResult {
 ///
 /// # Errors
 /// If it does not ask as the injector writes it.
-pub fn template_of_pod(pod: &Pod) -> Result<TemplateName, String> {
+pub fn slice_of_pod(pod: &Pod) -> Result<SliceName, String> {
     let label = pod.labels().get(SLICE_LABEL);
     let label = label.ok_or_else(|| {
         format!(
@@ -86,5 +86,5 @@ pub fn template_of_pod(pod: &Pod) -> Result<TemplateName, String> {
     if amounts != ["1"] {
         return Err(format!("one container may ask for {SLICE_RESOURCE}, and for 1 of it"));
     }
-    label.parse().map_err(|error: TemplateNameError| error.to_string())
+    label.parse().map_err(|error: SliceNameError| error.to_string())
 }

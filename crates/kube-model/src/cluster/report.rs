@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use serde::Serialize;
 
 use super::{ClusterView, PodSlices, ViewGpu};
-use crate::inject::{missing_slice, template_of};
+use crate::inject::{missing_slice, slice_of};
 use crate::nominate::{Nominator, is_held};
-use crate::{ObjectExt as _, TemplateName, gpu_quota, phase};
+use crate::{ObjectExt as _, SliceName, gpu_quota, phase};
 
 /// A GPU of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -131,7 +131,7 @@ pub fn namespaces(
 }
 
 fn waits(view: &ClusterView, pod: &Pod) -> bool {
-    phase::phase(pod) == "Pending" && template_of(pod).is_some() && held_by(view, pod).is_none()
+    phase::phase(pod) == "Pending" && slice_of(pod).is_some() && held_by(view, pod).is_none()
 }
 
 fn held_by<'a>(view: &'a ClusterView, pod: &Pod) -> Option<&'a PodSlices> {
@@ -149,8 +149,8 @@ pub fn pod(
     beyond: Option<&str>,
 ) -> PodReport {
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
-    let template = template_of(pod);
-    let request = template.as_ref().map(describe);
+    let slice_name = slice_of(pod);
+    let request = slice_name.as_ref().map(describe);
     let report = |state: &str, reason: String, nodes: Vec<NodeReport>| PodReport {
         pod: name.clone(),
         state: state.to_owned(),
@@ -159,7 +159,7 @@ pub fn pod(
         nodes,
     };
     let phase = phase::phase(pod).to_lowercase();
-    if template.is_none() {
+    if slice_name.is_none() {
         return report(&phase, "it asks for no slice of a GPU".to_owned(), Vec::new());
     }
     if let Some(missing) = missing_slice(pod) {
@@ -214,12 +214,12 @@ fn says(pod: &Pod) -> Option<String> {
     Some(format!("cantle sees room, and kube-scheduler says: {message}"))
 }
 
-fn describe(template: &TemplateName) -> String {
-    let request = match template.compute() {
-        even if !even.is_enforced() => template.request([]).to_string(),
-        share => format!("{} (compute {})", template.slice_request([]), share.mode),
+fn describe(slice_name: &SliceName) -> String {
+    let request = match slice_name.compute() {
+        even if !even.is_enforced() => slice_name.request([]).to_string(),
+        share => format!("{} (compute {})", slice_name.slice_request([]), share.mode),
     };
-    match template.devices() {
+    match slice_name.devices() {
         1 => request,
         devices => format!("{request} of each of {devices} GPUs"),
     }
@@ -243,7 +243,10 @@ mod tests {
     fn pod_of(name: &str, label: &str) -> Pod {
         let metadata = json!({"name": name, "namespace": "team", "uid": format!("uid-{name}"), "labels": {LABEL: label}});
         let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}});
-        serde_json::from_value(inject(&pod, &Rules::default()).unwrap()).unwrap()
+        serde_json::from_value(
+            inject(&pod, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap(),
+        )
+        .unwrap()
     }
 
     fn claim(pod: &str, device: &str, memory: &str) -> ResourceClaim {

@@ -5,7 +5,7 @@ use cantle_model::{ComputeMode, ComputeRequest, Fraction, GpuRequest, Milli};
 use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, DeviceAllocationResult};
 use serde::{Deserialize, Serialize};
 
-use crate::TemplateName;
+use crate::SliceName;
 use crate::names::DRIVER;
 
 /// Parameters of our driver, as `opaque` configuration of a claim has them.
@@ -26,7 +26,7 @@ pub(crate) struct ComputeParameters {
 }
 
 impl ComputeParameters {
-    pub(crate) fn of(slice: &TemplateName, compute: ComputeRequest) -> Self {
+    pub(crate) fn of(slice: &SliceName, compute: ComputeRequest) -> Self {
         let fraction = match slice.request([]) {
             GpuRequest::Fraction(part) => Some(part.to_string()),
             GpuRequest::Gpus(_) | GpuRequest::Memory(_) | GpuRequest::MigProfile(_) => None,

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::Denial;
 use crate::ObjectExt as _;
-use crate::template_name::{TemplateName, UnkeepableShare};
+use crate::slice_name::{SliceName, UnkeepableShare};
 
 const MODE: &str = "cantle.dev/compute";
 const REQUEST: &str = "cantle.dev/compute-request";
@@ -44,12 +44,12 @@ pub(super) fn stated(pod: &Pod) -> Result<ComputeRequest, Denial> {
     Ok(asked)
 }
 
-/// The template with this share.
+/// The slice with this share.
 ///
 /// # Errors
 /// If it can't be kept there.
-pub(super) fn of_template(template: TemplateName, asked: ComputeRequest) -> Result<TemplateName, Denial> {
-    template.with_compute(asked).map_err(denial)
+pub(super) fn of_slice(slice_name: SliceName, asked: ComputeRequest) -> Result<SliceName, Denial> {
+    slice_name.with_compute(asked).map_err(denial)
 }
 
 /// NVIDIA's and KAI's (`nvidia.com/container.NAME.gpu-compute.mode`), of which `time-slicing` is what a pod has without any.

@@ -20,27 +20,29 @@ pub use compute::{ANNOTATIONS as COMPUTE_ANNOTATIONS, annotations as compute_ann
 pub use denial::Denial;
 pub use guard::{InjectionMode, Rules};
 pub use overlooked::overlooked;
-pub use read::{LABEL, gpus_of, template_of};
+pub use read::{LABEL, gpus_of, slice_of};
 pub use read_back::missing_slice;
 pub use review::{Answer, ReviewOutcome, answer};
 
 use crate::names::{PACKING_GATE, SLICE_RESOURCE};
+use crate::slice_name::claim_name;
 use containers::ContainerList;
 use target::TargetContainer;
 
 pub(crate) use target::CLAIM;
 
-/// Label of a pod that has got a slice: the name of its claim's template.
+/// Label of a pod that has got a slice: the name of the slice.
 pub const SLICE_LABEL: &str = "cantle.dev/slice";
 
 /// Keeps NVIDIA's container runtime from adding GPUs by environment variables, in addition to the claim.
 const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 
-/// The pod with its claim. Correct fields do not change, so a second call changes nothing.
+/// The pod with its claim. Correct fields do not change, so a second call changes nothing but the name of the claim. `unique`, a
+/// random UUID, becomes a part of that name: a copy of a pod must not share the claim of the first.
 ///
 /// # Errors
 /// If the pod's request is invalid, contradicts itself, or would evade the limit.
-pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
+pub fn inject(pod: &Value, rules: &Rules, unique: &str) -> Result<Value, Denial> {
     let typed: Pod = serde_json::from_value(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()))?;
     let Some(asked) = read::asked(&typed, rules)? else {
         return Ok(pod.clone());
@@ -56,10 +58,9 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
             hide_gpus(container);
         }
     }
-    let template = asked.template.to_string();
     match &rules.mode {
         InjectionMode::Claim => {
-            claim(&mut changed, &target, &template);
+            claim(&mut changed, &target, &claim_name(&asked.slice_name, unique));
             if rules.packs {
                 let gates = &mut changed["spec"]["schedulingGates"];
                 add(gates, PACKING_GATE, json!({"name": PACKING_GATE}));
@@ -67,7 +68,7 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
         }
         InjectionMode::Classic { scheduler, .. } => slot(&mut changed, &target, scheduler)?,
     }
-    changed["metadata"]["labels"][SLICE_LABEL] = json!(template);
+    changed["metadata"]["labels"][SLICE_LABEL] = json!(asked.slice_name.to_string());
     Ok(changed)
 }
 
@@ -121,9 +122,12 @@ fn hide_gpus(container: &mut Value) {
     add(&mut container["env"], name, json!({"name": name, "value": value}));
 }
 
-fn claim(pod: &mut Value, target: &TargetContainer, template: &str) {
+fn claim(pod: &mut Value, target: &TargetContainer, name: &str) {
     let spec = &mut pod["spec"];
-    add(&mut spec["resourceClaims"], CLAIM, json!({"name": CLAIM, "resourceClaimTemplateName": template}));
+    let reference = json!({"name": CLAIM, "resourceClaimName": name});
+    add(&mut spec["resourceClaims"], CLAIM, reference.clone());
+    let claims = spec["resourceClaims"].as_array_mut().into_iter().flatten();
+    claims.filter(|claim| claim["name"] == CLAIM).for_each(|claim| *claim = reference.clone());
     let container = &mut spec[target.list.key()][target.at];
     add(&mut container["resources"]["claims"], CLAIM, json!({"name": CLAIM}));
 }

@@ -57,7 +57,8 @@ mod tests {
         assert!(said(&label).starts_with("label gpu-memory has no effect"));
         let mut asking = pod(json!({"namespace": "kube-system", "labels": {LABEL: "0.500"}}));
         assert!(said(&asking).contains("does not see namespace kube-system"));
-        let mut injected = inject(&asking, &Rules::default()).unwrap();
+        let mut injected =
+            inject(&asking, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap();
         assert_eq!(said(&injected), "");
         injected["spec"]["schedulerName"] = json!("volcano");
         assert!(said(&injected).starts_with("scheduler volcano may not know"));

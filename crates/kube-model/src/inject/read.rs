@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::containers::ContainerList;
 use super::{Denial, Rules, compute};
+use crate::claim::claim_of;
 use crate::names::MIG_RESOURCE;
-use crate::template_name::{MAX_DEVICES, MAX_MIB, PARTS, TemplateName, is_profile};
+use crate::slice_name::{MAX_DEVICES, MAX_MIB, PARTS, SliceName, is_profile};
 
 /// ClearML's label.
 pub const LABEL: &str = "clearml-injector/fraction";
@@ -37,7 +38,7 @@ const FRACTIONS_RIGHT: &str =
 /// The pod's request, and the field that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatedRequest {
-    pub(crate) template: TemplateName,
+    pub(crate) slice_name: SliceName,
     /// For messages: `label clearml-injector/fraction "0.500"`.
     pub(crate) by: String,
     /// In ClearML's words, which may come with `nvidia.com/gpu`.
@@ -64,13 +65,13 @@ pub(crate) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<StatedRequest>, D
     let mut found = by_label(pod)?;
     found.extend(by_resource(pod, rules)?);
     found.extend(by_annotation(pod)?);
-    if let Some(other) = found.iter().find(|other| other.template != found[0].template) {
+    if let Some(other) = found.iter().find(|other| other.slice_name != found[0].slice_name) {
         return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
     }
     match found.into_iter().next() {
         Some(first) => {
-            let template = compute::of_template(first.template, compute)?;
-            Ok(Some(StatedRequest { template, ..first }))
+            let slice_name = compute::of_slice(first.slice_name, compute)?;
+            Ok(Some(StatedRequest { slice_name, ..first }))
         }
         // It would be ignored.
         None if compute.is_enforced() => Err(Denial::ComputeOfNothing(compute.mode)),
@@ -80,16 +81,14 @@ pub(crate) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<StatedRequest>, D
 
 /// A pod's request to cantle, in any format: by injection, by a claim of cantle, or as a MIG instance. Nothing of what
 /// makes no sense: such a pod is refused.
-pub fn template_of(pod: &Pod) -> Option<TemplateName> {
-    let asked = || asked(pod, &Rules::default()).ok().flatten().map(|asked| asked.template);
-    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
-    let mut templates = claims.filter_map(|claim| claim.resource_claim_template_name.as_ref()?.parse().ok());
+pub fn slice_of(pod: &Pod) -> Option<SliceName> {
+    let asked = || asked(pod, &Rules::default()).ok().flatten().map(|asked| asked.slice_name);
     let instance = || {
         let mut all = ContainerList::containers(pod).flat_map(|(_, _, container)| amounts(container));
         let profile = all.find_map(|(key, _)| key.strip_prefix(MIG_RESOURCE))?;
-        is_profile(profile).then(|| TemplateName::Mig { profile: profile.to_owned() })
+        is_profile(profile).then(|| SliceName::Mig { profile: profile.to_owned() })
     };
-    asked().or_else(|| templates.next()).or_else(instance)
+    asked().or_else(|| Some(claim_of(pod)?.slice)).or_else(instance)
 }
 
 /// The number of whole GPUs that a pod requests as NVIDIA's resource.
@@ -105,35 +104,39 @@ fn by_label(pod: &Pod) -> Result<Vec<StatedRequest>, Denial> {
         return Ok(Vec::new());
     };
     let what = format!("label {LABEL}");
-    let template = documented(given).ok_or_else(|| Denial::malformed(&what, given, FRACTIONS_RIGHT))?;
-    Ok(vec![StatedRequest { template, by: format!("{what} \"{given}\""), clearml: true }])
+    let slice_name = documented(given).ok_or_else(|| Denial::malformed(&what, given, FRACTIONS_RIGHT))?;
+    Ok(vec![StatedRequest { slice_name, by: format!("{what} \"{given}\""), clearml: true }])
 }
 
 /// A value that ClearML documents, written as ClearML writes it.
-fn documented(text: &str) -> Option<TemplateName> {
+fn documented(text: &str) -> Option<SliceName> {
     if FRACTIONS.contains(&text) {
-        return decimal(text).map(|parts| TemplateName::Fraction { parts, gpus: 1 });
+        return decimal(text).map(|parts| SliceName::Fraction { parts, gpus: 1 });
     }
     let (whole, zeros) = text.split_once('.').unwrap_or((text, "0"));
     let is_whole =
         !whole.starts_with('0') && (1..=3).contains(&zeros.len()) && zeros.bytes().all(|b| b == b'0');
-    is_whole.then(|| devices(whole)).flatten().map(|gpus| TemplateName::Whole { gpus })
+    is_whole.then(|| devices(whole)).flatten().map(|gpus| SliceName::Whole { gpus })
 }
 
 fn by_resource(pod: &Pod, rules: &Rules) -> Result<Vec<StatedRequest>, Denial> {
     let all = ContainerList::containers(pod).flat_map(|(_, _, container)| amounts(container));
     let asked = |(key, given): (&str, &str)| {
         let profile = key.strip_prefix(MIG_RESOURCE);
-        let template = match profile {
+        let slice_name = match profile {
             Some(profile) => instance(key, profile, given)?,
             None => fraction(key, given)?,
         };
-        Ok(StatedRequest { template, by: format!("resource {key} \"{given}\""), clearml: profile.is_none() })
+        Ok(StatedRequest {
+            slice_name,
+            by: format!("resource {key} \"{given}\""),
+            clearml: profile.is_none(),
+        })
     };
     all.filter(|(key, _)| rules.is_asking(key)).map(asked).collect()
 }
 
-fn fraction(key: &str, given: &str) -> Result<TemplateName, Denial> {
+fn fraction(key: &str, given: &str) -> Result<SliceName, Denial> {
     let number = &key[FRACTION.len()..];
     let is_key = number.is_empty() || number.strip_prefix('-').is_some_and(is_digits);
     if !is_key {
@@ -142,18 +145,18 @@ fn fraction(key: &str, given: &str) -> Result<TemplateName, Denial> {
     quantity(given).ok_or_else(|| Denial::malformed(&format!("resource {key}"), given, FRACTIONS_RIGHT))
 }
 
-fn instance(key: &str, profile: &str, given: &str) -> Result<TemplateName, Denial> {
+fn instance(key: &str, profile: &str, given: &str) -> Result<SliceName, Denial> {
     if !is_profile(profile) {
         return Err(Denial::malformed("a resource", key, "a MIG profile's, such as nvidia.com/mig-1g.10gb"));
     }
     if given != "1" {
         return Err(Denial::malformed(&format!("resource {key}"), given, "1: a pod gets one instance"));
     }
-    Ok(TemplateName::Mig { profile: profile.to_owned() })
+    Ok(SliceName::Mig { profile: profile.to_owned() })
 }
 
 /// As [`documented`], but as amounts come from the API server: 0.5 as `500m`, 0.0625 as `62500u`.
-fn quantity(text: &str) -> Option<TemplateName> {
+fn quantity(text: &str) -> Option<SliceName> {
     let parts = match text.strip_suffix('m') {
         Some(milli) => number(milli)?.checked_mul(PARTS / 1000)?,
         None => match text.strip_suffix('u') {
@@ -163,9 +166,9 @@ fn quantity(text: &str) -> Option<TemplateName> {
     };
     let listed = FRACTIONS.iter().any(|value| decimal(value) == Some(parts));
     match parts {
-        _ if listed => Some(TemplateName::Fraction { parts, gpus: 1 }),
+        _ if listed => Some(SliceName::Fraction { parts, gpus: 1 }),
         _ if parts % PARTS == 0 => {
-            devices(&(parts / PARTS).to_string()).map(|gpus| TemplateName::Whole { gpus })
+            devices(&(parts / PARTS).to_string()).map(|gpus| SliceName::Whole { gpus })
         }
         _ => None,
     }
@@ -174,16 +177,15 @@ fn quantity(text: &str) -> Option<TemplateName> {
 fn by_annotation(pod: &Pod) -> Result<Vec<StatedRequest>, Denial> {
     let none = BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
-    let read = |name: &str, right: &str, read_as: &dyn Fn(&str) -> Option<TemplateName>| match annotations
-        .get(name)
-    {
-        None => Ok(None),
-        Some(given) => {
-            let what = format!("annotation {name}");
-            let template = read_as(given).ok_or_else(|| Denial::malformed(&what, given, right))?;
-            Ok(Some(StatedRequest { template, by: format!("{what} \"{given}\""), clearml: false }))
-        }
-    };
+    let read =
+        |name: &str, right: &str, read_as: &dyn Fn(&str) -> Option<SliceName>| match annotations.get(name) {
+            None => Ok(None),
+            Some(given) => {
+                let what = format!("annotation {name}");
+                let slice_name = read_as(given).ok_or_else(|| Denial::malformed(&what, given, right))?;
+                Ok(Some(StatedRequest { slice_name, by: format!("{what} \"{given}\""), clearml: false }))
+            }
+        };
     let gpus = match annotations.get(NUM_DEVICES) {
         None => 1,
         Some(_) if !annotations.contains_key(GPU_FRACTION) && !annotations.contains_key(GPU_MEMORY) => {
@@ -195,14 +197,13 @@ fn by_annotation(pod: &Pod) -> Result<Vec<StatedRequest>, Denial> {
     };
     let fraction = |text: &str| {
         let parts = decimal(text).filter(|parts| (1..PARTS).contains(parts))?;
-        Some(TemplateName::Fraction { parts, gpus })
+        Some(SliceName::Fraction { parts, gpus })
     };
     let memory = |text: &str| {
         let mib = number(text).map(u64::from).filter(|mib| (LEAST_MIB..=MAX_MIB).contains(mib))?;
-        Some(TemplateName::Memory { mib, gpus })
+        Some(SliceName::Memory { mib, gpus })
     };
-    let profile =
-        |text: &str| is_profile(text).then(|| TemplateName::Mig { profile: text.replace('+', ".") });
+    let profile = |text: &str| is_profile(text).then(|| SliceName::Mig { profile: text.replace('+', ".") });
     let found = [
         read(GPU_FRACTION, "a decimal above 0 and below 1 with at most four places, such as 0.5", &fraction)?,
         read(GPU_MEMORY, "a whole number of MiB from 2 on, such as 4096", &memory)?,

@@ -7,7 +7,9 @@ use super::containers::ContainerList;
 use super::target::CLAIM;
 use super::{Rules, SLICE_LABEL, read};
 use crate::ObjectExt as _;
+use crate::claim::claim_of;
 use crate::names::SLICE_RESOURCE;
+use crate::slice_name::SliceName;
 
 /// Why a pod does not have the slice that it asks for; none if it has it, or asks for none.
 pub fn missing_slice(pod: &Pod) -> Option<String> {
@@ -15,9 +17,8 @@ pub fn missing_slice(pod: &Pod) -> Option<String> {
         Ok(asked) => asked?,
         Err(denial) => return Some(denial.to_string()),
     };
-    let template = asked.template.to_string();
-    let is_labeled = pod.labels().get(SLICE_LABEL) == Some(&template);
-    if is_labeled && (has_claim(pod, &template) || has_slot(pod)) {
+    let is_labeled = pod.labels().get(SLICE_LABEL) == Some(&asked.slice_name.to_string());
+    if is_labeled && (has_claim(pod, &asked.slice_name) || has_slot(pod)) {
         return None;
     }
     let namespace = pod.namespace().unwrap_or_default();
@@ -27,11 +28,8 @@ pub fn missing_slice(pod: &Pod) -> Option<String> {
     ))
 }
 
-fn has_claim(pod: &Pod, template: &str) -> bool {
-    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
-    let is_named = claims
-        .filter(|claim| claim.name == CLAIM)
-        .any(|claim| claim.resource_claim_template_name.as_deref() == Some(template));
+fn has_claim(pod: &Pod, slice: &SliceName) -> bool {
+    let is_named = claim_of(pod).is_some_and(|reference| reference.slice == *slice);
     let is_used = ContainerList::containers(pod).any(|(_, _, container)| {
         let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
         claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == CLAIM))
@@ -79,7 +77,9 @@ mod tests {
             let why = missing(&pod).expect("nobody has injected it");
             assert!(why.contains("does not see namespace jobs"), "{why}");
             for mode in [InjectionMode::Claim, classic.clone()] {
-                let injected = inject(&pod, &Rules { mode, ..Rules::default() }).unwrap();
+                let injected =
+                    inject(&pod, &Rules { mode, ..Rules::default() }, "9f86d081-884c-4d65-9a2f-eaa0c55ad015")
+                        .unwrap();
                 assert_eq!(missing(&injected), None);
             }
         }
@@ -91,8 +91,12 @@ mod tests {
     #[test]
     fn a_slice_without_its_share_of_compute_is_missing() {
         let fair = json!({"gpu-fraction": "0.5", "cantle.dev/compute": "fair"});
-        let mut pod =
-            inject(&asking(json!({"annotations": {"gpu-fraction": "0.5"}})), &Rules::default()).unwrap();
+        let mut pod = inject(
+            &asking(json!({"annotations": {"gpu-fraction": "0.5"}})),
+            &Rules::default(),
+            "9f86d081-884c-4d65-9a2f-eaa0c55ad015",
+        )
+        .unwrap();
         assert_eq!(missing(&pod), None);
         pod["metadata"]["annotations"] = fair;
         assert!(missing(&pod).is_some(), "half a GPU, and no share of its time");
@@ -100,7 +104,12 @@ mod tests {
 
     #[test]
     fn half_of_it_is_not_enough() {
-        let whole = inject(&asking(json!({"labels": {LABEL: "0.500"}})), &Rules::default()).unwrap();
+        let whole = inject(
+            &asking(json!({"labels": {LABEL: "0.500"}})),
+            &Rules::default(),
+            "9f86d081-884c-4d65-9a2f-eaa0c55ad015",
+        )
+        .unwrap();
         let without = |pointer: &str, key: &str| {
             let mut pod = whole.clone();
             pod.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(key);
@@ -110,7 +119,8 @@ mod tests {
         assert!(without("/spec", "resourceClaims").is_some());
         assert!(without("/spec/containers/0", "resources").is_some());
         let mut other = whole.clone();
-        other["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = json!("cantle-fraction-7500");
+        other["spec"]["resourceClaims"][0]["resourceClaimName"] =
+            json!("cantle-fraction-7500-0123456789abcdef");
         assert!(missing(&other).is_some(), "of another size");
     }
 }

@@ -63,7 +63,7 @@ pub fn answer(review: &Value, rules: &Rules) -> Result<Answer, serde_json::Error
     let request = Request::deserialize(&review["request"])?;
     let changed = match request.sub_resource.as_str() {
         "ephemeralcontainers" => inject_ephemeral(&request.object, &request.old_object, rules),
-        _ => inject(&request.object, rules),
+        _ => inject(&request.object, rules, &request.uid),
     };
     let (outcome, denial, response) = match changed {
         Err(denial) => {

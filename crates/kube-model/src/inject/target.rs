@@ -5,8 +5,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::containers::ContainerList;
 use super::read::{CONTAINER_NAME, GPU, StatedRequest, amounts, devices};
 use super::{Denial, Rules};
+use crate::claim::claim_of;
 use crate::names::SLICE_RESOURCE;
-use crate::template_name::{PARTS, TemplateName};
+use crate::slice_name::{PARTS, SliceName};
 
 /// Name of the claim in a pod.
 pub(crate) const CLAIM: &str = "cantle-gpu";
@@ -63,15 +64,14 @@ pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<Ta
 
 /// A claim of this name is there after an earlier call, and then it is for the same.
 fn check_claim(pod: &Pod, asked: &StatedRequest) -> Result<(), Denial> {
-    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
-    for claim in claims.filter(|claim| claim.name == CLAIM) {
-        let template = claim.resource_claim_template_name.as_deref().unwrap_or("of no template");
-        if template != asked.template.to_string() {
-            let one = format!("resource claim \"{CLAIM}\" ({template})");
-            return Err(Denial::Contradiction { one, other: asked.by.clone() });
-        }
+    let mut claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    let Some(claim) = claims.find(|claim| claim.name == CLAIM) else { return Ok(()) };
+    if claim_of(pod).is_some_and(|reference| reference.slice == asked.slice_name) {
+        return Ok(());
     }
-    Ok(())
+    let named = claim.resource_claim_name.as_deref().or(claim.resource_claim_template_name.as_deref());
+    let one = format!("resource claim \"{CLAIM}\" ({})", named.unwrap_or("of no name"));
+    Err(Denial::Contradiction { one, other: asked.by.clone() })
 }
 
 /// Other resources of NVIDIA's, in any container, in addition to what the pod asks for. ClearML's manifests have `nvidia.com/gpu`
@@ -86,7 +86,7 @@ pub(crate) fn check_other_devices(
         for (key, given) in amounts(container) {
             let is_gpu = key == GPU && (list, at) == (target.list, target.at);
             let is_asked =
-                rules.is_asking(key) || (is_gpu && asked.clearml && stands_for(&asked.template, given));
+                rules.is_asking(key) || (is_gpu && asked.clearml && stands_for(&asked.slice_name, given));
             if is_asked || !key.starts_with("nvidia.com/") {
                 continue;
             }
@@ -97,11 +97,11 @@ pub(crate) fn check_other_devices(
     Ok(())
 }
 
-fn stands_for(template: &TemplateName, given: &str) -> bool {
+fn stands_for(slice_name: &SliceName, given: &str) -> bool {
     let Some(count) = devices(given) else { return false };
-    match *template.slice() {
-        TemplateName::Fraction { parts, .. } => count == 1 || count * PARTS == 8 * parts,
-        TemplateName::Whole { gpus } => count == gpus || count == 8 * gpus,
-        TemplateName::Memory { .. } | TemplateName::Mig { .. } | TemplateName::Compute { .. } => false,
+    match *slice_name.slice() {
+        SliceName::Fraction { parts, .. } => count == 1 || count * PARTS == 8 * parts,
+        SliceName::Whole { gpus } => count == gpus || count == 8 * gpus,
+        SliceName::Memory { .. } | SliceName::Mig { .. } | SliceName::Compute { .. } => false,
     }
 }

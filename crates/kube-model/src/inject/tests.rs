@@ -6,6 +6,9 @@ use super::*;
 
 mod compute;
 
+/// The API server names each call by a random UUID.
+const CALL: &str = "9f86d081-884c-4d65-9a2f-eaa0c55ad015";
+
 fn pod(metadata: Value, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
@@ -26,20 +29,21 @@ fn annotated(annotations: Value) -> Value {
 
 /// Injects, and again: the second time must change nothing.
 fn injected(pod: &Value) -> Value {
-    let once = inject(pod, &Rules::default()).unwrap();
-    assert_eq!(inject(&once, &Rules::default()).as_ref(), Ok(&once), "a second call changes nothing");
+    let once = inject(pod, &Rules::default(), CALL).unwrap();
+    assert_eq!(inject(&once, &Rules::default(), CALL).as_ref(), Ok(&once), "a second call changes nothing");
     once
 }
 
-fn template(pod: &Value) -> String {
+fn slice_name(pod: &Value) -> String {
     let pod = injected(pod);
-    let template = pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"].as_str().unwrap().to_owned();
-    assert_eq!(pod["metadata"]["labels"][SLICE_LABEL], *template);
-    template
+    let claim = pod["spec"]["resourceClaims"][0]["resourceClaimName"].as_str().unwrap();
+    let slice = claim.strip_suffix("-9f86d081884c4d65").unwrap().to_owned();
+    assert_eq!(pod["metadata"]["labels"][SLICE_LABEL], *slice);
+    slice
 }
 
 fn refusal(pod: &Value) -> String {
-    inject(pod, &Rules::default()).unwrap_err().to_string()
+    inject(pod, &Rules::default(), CALL).unwrap_err().to_string()
 }
 
 #[test]
@@ -57,7 +61,7 @@ fn every_documented_amount() {
         ("2", "cantle-whole-2"),
         ("2.0", "cantle-whole-2"),
     ] {
-        assert_eq!(template(&labeled(given)), name);
+        assert_eq!(slice_name(&labeled(given)), name);
     }
     for (annotations, name) in [
         (json!({"gpu-fraction": "0.33"}), "cantle-fraction-3300"),
@@ -66,7 +70,7 @@ fn every_documented_amount() {
         (json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "4"}), "cantle-memory-2000-x4"),
         (json!({"mig-profile": "1g.10gb+me"}), "cantle-mig-1g.10gb.me"),
     ] {
-        assert_eq!(template(&annotated(annotations)), name);
+        assert_eq!(slice_name(&annotated(annotations)), name);
     }
 }
 
@@ -88,7 +92,7 @@ fn the_whole_pod_after_it() {
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"generateName": "train-", "labels": labels},
         "spec": {
-            "resourceClaims": [{"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-5000"}],
+            "resourceClaims": [{"name": "cantle-gpu", "resourceClaimName": "cantle-fraction-5000-9f86d081884c4d65"}],
             "initContainers": [{"name": "fetch", "env": [void]}],
             "containers": [
                 {"name": "train", "env": [void], "resources": {"limits": {"cpu": "4"}, "requests": {}, "claims": [{"name": "cantle-gpu"}]}},
@@ -104,12 +108,12 @@ fn the_older_resource_is_translated_and_gone() {
     for amount in ["0.5", "500m"] {
         let limits = json!({"nvidia.com/gpu": "1", "clear.ml/fraction-1": amount});
         let old = one_container(json!({}), json!({"resources": {"limits": limits, "requests": limits}}));
-        assert_eq!(template(&old), "cantle-fraction-5000");
+        assert_eq!(slice_name(&old), "cantle-fraction-5000");
         let resources = &injected(&old)["spec"]["containers"][0]["resources"];
         assert_eq!(*resources, json!({"limits": {}, "requests": {}, "claims": [{"name": "cantle-gpu"}]}));
     }
     let smallest = json!({"resources": {"limits": {"clear.ml/fraction": "62500u"}}});
-    assert_eq!(template(&one_container(json!({}), smallest)), "cantle-fraction-0625");
+    assert_eq!(slice_name(&one_container(json!({}), smallest)), "cantle-fraction-0625");
 }
 
 #[test]
@@ -226,7 +230,7 @@ fn contradictions_are_refused_with_both_sides() {
     );
     assert!(refusal(&run_ai).contains("nvidia.com/gpu"), "Run:ai refuses both, too");
     assert_eq!(
-        template(&with(json!({"gpu-fraction": "0.5"}), json!({}))),
+        slice_name(&with(json!({"gpu-fraction": "0.5"}), json!({}))),
         "cantle-fraction-5000",
         "twice the same is no contradiction"
     );
@@ -235,9 +239,29 @@ fn contradictions_are_refused_with_both_sides() {
             .contains("needs annotation gpu-fraction")
     );
     let mut other = labeled("0.500");
-    other["spec"]["resourceClaims"] =
-        json!([{"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-8750"}]);
-    assert!(refusal(&other).contains("cantle-fraction-8750"));
+    for claim in [
+        json!({"name": "cantle-gpu", "resourceClaimName": "cantle-fraction-8750-0123456789abcdef"}),
+        json!({"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-8750"}),
+    ] {
+        other["spec"]["resourceClaims"] = json!([claim]);
+        assert!(refusal(&other).contains("cantle-fraction-8750"));
+    }
+    other["spec"]["resourceClaims"] = json!([{"name": "cantle-gpu", "resourceClaimName": "mine"}]);
+    assert!(refusal(&other).contains("resource claim \"cantle-gpu\" (mine)"));
+}
+
+#[test]
+fn a_copy_of_a_pod_gets_a_claim_of_its_own() {
+    let first = injected(&labeled("0.500"));
+    let copy = inject(&first, &Rules::default(), "0badcafe-0000-4000-8000-000000000000").unwrap();
+    assert_eq!(
+        copy["spec"]["resourceClaims"][0]["resourceClaimName"],
+        "cantle-fraction-5000-0badcafe00004000"
+    );
+    let mut old = first.clone();
+    old["spec"]["resourceClaims"] =
+        json!([{"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-5000"}]);
+    assert_eq!(injected(&old), first, "as cantle 0.1 had injected it");
 }
 
 #[test]
@@ -268,7 +292,7 @@ fn a_named_node_is_refused_where_schedulers_give_out_claims() {
         "{text}"
     );
     pod["spec"]["nodeName"] = json!("");
-    assert_eq!(template(&pod), "cantle-fraction-5000");
+    assert_eq!(slice_name(&pod), "cantle-fraction-5000");
 }
 
 #[test]
@@ -323,7 +347,7 @@ fn what_the_documents_have_is_harmless() {
     pod["spec"]["hostPID"] = json!(true);
     pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/data"}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]);
     pod["spec"]["containers"][0]["env"] = json!([{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]);
-    assert_eq!(template(&pod), "cantle-fraction-2500");
+    assert_eq!(slice_name(&pod), "cantle-fraction-2500");
 }
 
 #[test]
@@ -342,7 +366,7 @@ fn a_container_added_later_gets_nothing() {
 }
 
 fn review(pod: &Value) -> Value {
-    let request = json!({"uid": "u-1", "operation": "CREATE", "object": pod, "dryRun": true});
+    let request = json!({"uid": CALL, "operation": "CREATE", "object": pod, "dryRun": true});
     answer(&json!({"request": request}), &Rules::default()).unwrap().review["response"].take()
 }
 
@@ -354,14 +378,14 @@ fn answers_to_the_api_server() {
     let response = review(&pod);
     assert_eq!(
         (&response["uid"], &response["allowed"], &response["patchType"]),
-        (&json!("u-1"), &json!(true), &json!("JSONPatch"))
+        (&json!(CALL), &json!(true), &json!("JSONPatch"))
     );
     let patch =
         base64::engine::general_purpose::STANDARD.decode(response["patch"].as_str().unwrap()).unwrap();
     let mut patched = pod.clone();
     json_patch::patch(&mut patched, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
     assert_eq!(patched, injected(&pod), "the patch makes of the pod what was meant");
-    assert_eq!(review(&patched), json!({"uid": "u-1", "allowed": true}));
+    assert_eq!(review(&patched), json!({"uid": CALL, "allowed": true}));
     let refused = review(&labeled("0.333"));
     assert_eq!((&refused["allowed"], &refused["status"]["code"]), (&json!(false), &json!(403)));
     assert!(answer(&json!({}), &Rules::default()).is_err());
@@ -389,20 +413,20 @@ fn on_the_classic_path_an_instance_is_asked_for_by_its_resource() {
     };
     let of = |containers: Value| pod(json!({}), json!({"containers": containers}));
     let documented = of(json!([container("main", "nvidia.com/mig-1g.10gb.me", "1")]));
-    let once = inject(&documented, &classic(true)).unwrap();
-    assert_eq!(inject(&once, &classic(true)).as_ref(), Ok(&once), "a second call changes nothing");
+    let once = inject(&documented, &classic(true), CALL).unwrap();
+    assert_eq!(inject(&once, &classic(true), CALL).as_ref(), Ok(&once), "a second call changes nothing");
     assert_eq!(once["metadata"]["labels"][SLICE_LABEL], "cantle-mig-1g.10gb.me");
     let resources = json!({"limits": {"cpu": "1", "cantle.dev/slice": "1"}, "requests": {"cpu": "1"}});
     assert_eq!(once["spec"]["containers"][0]["resources"], resources);
     // NVIDIA's plugin gives it out; or it is a device class, which needs no injector.
     for others in [classic(false), Rules::default()] {
-        assert_eq!(inject(&documented, &others).as_ref(), Ok(&documented));
+        assert_eq!(inject(&documented, &others, CALL).as_ref(), Ok(&documented));
     }
 
     let second = of(json!([{"name": "log"}, container("train", "nvidia.com/mig-3g.20gb", "1")]));
-    let second = inject(&second, &classic(true)).unwrap();
+    let second = inject(&second, &classic(true), CALL).unwrap();
     assert_eq!(second["spec"]["containers"][1]["resources"]["limits"][crate::names::SLICE_RESOURCE], "1");
-    let refusal = |containers: Value| inject(&of(containers), &classic(true)).unwrap_err().to_string();
+    let refusal = |containers: Value| inject(&of(containers), &classic(true), CALL).unwrap_err().to_string();
     let (small, large) = ("nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb");
     assert_eq!(
         refusal(json!([container("a", small, "2")])),
@@ -418,11 +442,14 @@ fn on_the_classic_path_an_instance_is_asked_for_by_its_resource() {
     let mut beside = of(json!([container("a", small, "1")]));
     beside["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1");
     assert!(
-        inject(&beside, &classic(true)).unwrap_err().to_string().starts_with("resource nvidia.com/gpu \"1\"")
+        inject(&beside, &classic(true), CALL)
+            .unwrap_err()
+            .to_string()
+            .starts_with("resource nvidia.com/gpu \"1\"")
     );
     let mut half = of(json!([container("a", large, "1")]));
     half["metadata"]["labels"] = json!({"clearml-injector/fraction": "0.500"});
-    assert!(inject(&half, &classic(true)).unwrap_err().to_string().ends_with("keep one of them"));
+    assert!(inject(&half, &classic(true), CALL).unwrap_err().to_string().ends_with("keep one of them"));
 }
 
 #[test]
@@ -431,8 +458,8 @@ fn on_the_classic_path_a_pod_gets_a_slot_and_a_scheduler() {
     let mut pod = labeled("0.500");
     pod["spec"]["schedulerName"] = json!("default-scheduler");
     pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "4", "cpu": "1"}});
-    let once = inject(&pod, &rules).unwrap();
-    assert_eq!(inject(&once, &rules).as_ref(), Ok(&once), "a second call changes nothing");
+    let once = inject(&pod, &rules, CALL).unwrap();
+    assert_eq!(inject(&once, &rules, CALL).as_ref(), Ok(&once), "a second call changes nothing");
     assert_eq!(once["metadata"]["labels"][SLICE_LABEL], "cantle-fraction-5000");
     assert_eq!(once["spec"]["schedulerName"], "cantle-scheduler");
     assert_eq!(
@@ -441,6 +468,6 @@ fn on_the_classic_path_a_pod_gets_a_slot_and_a_scheduler() {
     );
     assert_eq!(once["spec"]["resourceClaims"], Value::Null);
     pod["spec"]["schedulerName"] = json!("volcano");
-    let refused = inject(&pod, &rules).unwrap_err().to_string();
+    let refused = inject(&pod, &rules, CALL).unwrap_err().to_string();
     assert!(refused.starts_with("spec.schedulerName is \"volcano\""), "{refused}");
 }

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use cantle_sched::{Demand, Mix, Observed, Queue};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{queue, template_of, waiting_of};
+use super::{queue, slice_of, waiting_of};
 use crate::cluster::ClusterView;
-use crate::{ObjectExt as _, TemplateName};
+use crate::{ObjectExt as _, SliceName};
 
 /// Counts the request of each pod with a slice once. Instances of MIG are left out, because no node is nominated for them.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Requests {
         let queue = Queue::new(queue(), Vec::new());
         let mut there = BTreeSet::new();
         for pod in live.iter().map(Borrow::<Pod>::borrow) {
-            let is_shared = template_of(pod).is_some_and(|name| !matches!(name, TemplateName::Mig { .. }));
+            let is_shared = slice_of(pod).is_some_and(|name| !matches!(name, SliceName::Mig { .. }));
             let Some(uid) = pod.uid().filter(|_| is_shared) else { continue };
             if !self.counted.contains(&uid)
                 && let Some(waiting) = waiting_of(view, pod)

@@ -10,8 +10,9 @@ use cantle_sched::Host;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Nomination, Nominator, gates, has_preferences, host_of, template_of};
+use super::{Nomination, Nominator, gates, has_preferences, host_of, slice_of};
 use crate::ObjectExt as _;
+use crate::claim::ends_with_pod;
 use crate::cluster::{ClusterView, PodSlices, ViewNode};
 use crate::queues::outcome::is_unschedulable;
 
@@ -82,7 +83,7 @@ fn may_preempt(pod: &Pod) -> bool {
     let policy = pod.spec.as_ref().and_then(|spec| spec.preemption_policy.as_deref());
     let is_waiting =
         is_unschedulable(pod) && gates(pod).next().is_none() && pod.metadata.deletion_timestamp.is_none();
-    is_waiting && template_of(pod).is_some() && !has_preferences(pod) && policy != Some("Never")
+    is_waiting && slice_of(pod).is_some() && !has_preferences(pod) && policy != Some("Never")
 }
 
 /// A pod that has slices.
@@ -105,7 +106,7 @@ impl<'a> Holder<'a> {
             pod,
             host: host_of(pod),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
-            owns_claims: claims.into_iter().all(|claim| claim.resource_claim_name.is_none()),
+            owns_claims: claims.into_iter().all(ends_with_pod),
             // The API server evicts no pod that has several.
             budgets: (matching.len() <= 1).then_some(matching),
         }
@@ -203,8 +204,8 @@ impl<'a> Preemptor<'a> {
                     gone.insert(victim.uid.clone());
                 }
             }
-            if let (Some(node), Some(template)) = (node, template_of(&pod)) {
-                others.insert(uid.clone(), Nomination { node, template, host: host_of(&pod) });
+            if let (Some(node), Some(slice_name)) = (node, slice_of(&pod)) {
+                others.insert(uid.clone(), Nomination { node, slice_name, host: host_of(&pod) });
             }
             decided.insert(uid, preemption);
         }

@@ -25,7 +25,7 @@ impl<'a> Nominator<'a> {
         }
         let mut running = Vec::new();
         for (uid, one) in made.iter().filter(|(_, one)| is_open(&one.node)) {
-            let (request, count) = (one.template.request([]), one.template.gpus());
+            let (request, count) = (one.slice_name.request([]), one.slice_name.gpus());
             let node = self.view.nodes.iter().find(|node| node.name == one.node);
             let gpus = node.into_iter().flat_map(|node| &node.gpus).filter(|gpu| !gpu.by_plugin);
             let room = |gpu: &'a ViewGpu| {

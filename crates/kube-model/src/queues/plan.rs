@@ -13,7 +13,7 @@ use cantle_sched::{Eviction, Held, Policy, PoolMilli, Queue, Reason, Running, St
 
 use super::pod_request::{AdmittedSlices, PodRequest};
 use crate::cluster::{ClusterView, PodSlices, ViewGpu, ViewNode};
-use crate::{TemplateName, profile_of};
+use crate::{SliceName, profile_of};
 
 /// The queue of pods that have been admitted and not yet got a place.
 const ADMITTED: &str = "admitted";
@@ -245,7 +245,7 @@ fn waiting(view: &ClusterView, task: &str, request: &PodRequest) -> Waiting {
         waiting.request = Some(gpu.request(tables));
         waiting.devices = gpu.devices();
         waiting.models = models(view, request);
-        let is_instance = matches!(gpu, TemplateName::Mig { .. });
+        let is_instance = matches!(gpu, SliceName::Mig { .. });
         // A claim on a share is never served by an instance.
         waiting.isolation = if is_instance || view.is_classic { Isolation::Any } else { Isolation::Shared };
     }
@@ -254,9 +254,9 @@ fn waiting(view: &ClusterView, task: &str, request: &PodRequest) -> Waiting {
 
 /// A request for which the scheduler finds a place. The cluster's scheduler finds resources that only NVIDIA's plugin knows
 /// (static MIG instances, time slices).
-fn placed_here<'a>(view: &ClusterView, request: &'a PodRequest) -> Option<&'a TemplateName> {
+fn placed_here<'a>(view: &ClusterView, request: &'a PodRequest) -> Option<&'a SliceName> {
     let given_here = match request.gpu.as_ref()? {
-        TemplateName::Mig { profile } => {
+        SliceName::Mig { profile } => {
             profile_of(profile, gpus(view).filter_map(|(_, gpu)| gpu.offer.table.as_deref())).is_some()
         }
         _ if request.by_resource => view.gpu_is_claimed || gpus(view).any(|(_, gpu)| gpu.by_plugin),
@@ -295,7 +295,7 @@ fn models(view: &ClusterView, request: &PodRequest) -> Vec<String> {
 /// one of each node is for instances as long as a task waits for one.
 fn nodes(view: &ClusterView, own: &[OwnPod], candidates: &[TaskCandidate]) -> SnapshotBuilder {
     let mut requests = own.iter().map(|own| &own.request).chain(candidates.iter().map(|each| &each.request));
-    let want_instances = requests.any(|request| matches!(request.gpu, Some(TemplateName::Mig { .. })));
+    let want_instances = requests.any(|request| matches!(request.gpu, Some(SliceName::Mig { .. })));
     let held: BTreeMap<&str, Vec<(&PodSlices, &Slice)>> = by_gpu(view);
     let ours: BTreeSet<&str> = own.iter().map(|own| own.uid.as_str()).collect();
     let offers = |node: &ViewNode| -> Vec<Offer> {

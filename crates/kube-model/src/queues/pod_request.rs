@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::own_request;
 use super::template::parts;
-use crate::inject::{gpus_of, template_of};
-use crate::template_name::TemplateName;
+use crate::inject::{gpus_of, slice_of};
+use crate::slice_name::SliceName;
 
 /// ClearML's label: what a pod counts against quotas, in GPUs.
 pub const WEIGHT_LABEL: &str = "required-resources";
@@ -23,7 +23,7 @@ const ROOM_ANNOTATION: &str = "cantle.dev/room";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRequest {
     /// Of GPUs.
-    pub gpu: Option<TemplateName>,
+    pub gpu: Option<SliceName>,
     /// Does it ask by the resource of NVIDIA's device plugin?
     pub by_resource: bool,
     /// Its count of GPUs against quotas, in thousandths, if it states one.
@@ -47,10 +47,10 @@ impl PodRequest {
     pub fn of_pod(pod: &Pod) -> Self {
         let weight = pod.labels().get(WEIGHT_LABEL);
         let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.clone());
-        let (gpu, gpus) = (template_of(pod), gpus_of(pod));
+        let (gpu, gpus) = (slice_of(pod), gpus_of(pod));
         let by_resource = gpu.is_none() && gpus > 0;
         Self {
-            gpu: if by_resource { Some(TemplateName::Whole { gpus }) } else { gpu },
+            gpu: if by_resource { Some(SliceName::Whole { gpus }) } else { gpu },
             by_resource,
             quota_milli: weight.and_then(|text| weight_milli(text)),
             selector: selector.unwrap_or_default(),
@@ -121,7 +121,7 @@ mod tests {
         let documented =
             json!({"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}});
         let half = PodRequest {
-            gpu: Some(TemplateName::Fraction { parts: 5000, gpus: 1 }),
+            gpu: Some(SliceName::Fraction { parts: 5000, gpus: 1 }),
             quota_milli: Some(500),
             ..PodRequest::default()
         };
@@ -134,17 +134,17 @@ mod tests {
         let mig = of(mig, &none);
         assert_eq!(
             (mig.gpu, mig.quota_milli),
-            (Some(TemplateName::Mig { profile: "1g.10gb".into() }), Some(500))
+            (Some(SliceName::Mig { profile: "1g.10gb".into() }), Some(500))
         );
         assert_eq!(mig.selector["a"], "b");
         let whole = of(json!({"resources": {"limits": {"nvidia.com/gpu": 2}}}), &none);
-        assert_eq!((whole.gpu, whole.by_resource), (Some(TemplateName::Whole { gpus: 2 }), true));
+        assert_eq!((whole.gpu, whole.by_resource), (Some(SliceName::Whole { gpus: 2 }), true));
         assert_eq!(of(json!({}), &none), PodRequest::default());
         let own = TaskRequest { gpu: Some(GpuRequest::Fraction(Milli(250).into())), ..none };
         let own = of(documented, &own);
         assert_eq!(
             (own.gpu, own.quota_milli),
-            (Some(TemplateName::Fraction { parts: 2500, gpus: 1 }), None),
+            (Some(SliceName::Fraction { parts: 2500, gpus: 1 }), None),
             "its own"
         );
     }

@@ -8,7 +8,7 @@ use cantle_sched::Wait;
 
 use super::builder::PodBuilder;
 use super::pod_request::PodRequest;
-use crate::TemplateName;
+use crate::SliceName;
 use crate::cluster::{ClusterView, ViewGpu};
 
 /// How often the server gets the report even if nothing has changed.
@@ -39,10 +39,10 @@ pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> 
 }
 
 /// The slice of a queue's tasks, as on the command line of an agent.
-fn spec(gpu: Option<&TemplateName>) -> String {
+fn spec(gpu: Option<&SliceName>) -> String {
     match gpu {
-        Some(TemplateName::Fraction { parts, gpus: 1 }) => Fraction::from_ten_thousandths(*parts).to_string(),
-        Some(TemplateName::Whole { gpus }) => gpus.to_string(),
+        Some(SliceName::Fraction { parts, gpus: 1 }) => Fraction::from_ten_thousandths(*parts).to_string(),
+        Some(SliceName::Whole { gpus }) => gpus.to_string(),
         _ => "task".to_owned(),
     }
 }

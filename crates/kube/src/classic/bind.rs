@@ -16,10 +16,10 @@ use super::changes::Changes;
 use super::record::change;
 use super::reserve::Reserver;
 use crate::KubeError;
-use cantle_kube_model::TemplateName;
+use cantle_kube_model::SliceName;
 use cantle_kube_model::classic::record::NodeRecord;
 use cantle_kube_model::classic::reserve::{Placed, place};
-use cantle_kube_model::classic::wire::{ExtenderBindingArgs, template_of_pod};
+use cantle_kube_model::classic::wire::{ExtenderBindingArgs, slice_of_pod};
 
 /// The chart lets the scheduler wait for 10 s; when it has given up it asks again, and finds what was reserved meanwhile.
 const RESERVED_WITHIN: Duration = Duration::from_secs(8);
@@ -40,7 +40,7 @@ pub(super) struct Binder {
 struct Wish<'a> {
     uid: &'a str,
     full: String,
-    template: TemplateName,
+    slice_name: SliceName,
 }
 
 impl Wish<'_> {
@@ -50,7 +50,7 @@ impl Wish<'_> {
 
     fn place(&self, record: &mut NodeRecord) -> Result<Placed, KubeError> {
         let now_ms = Timestamp::now().as_millisecond();
-        place(record, self.uid, &self.full, &self.template, now_ms).map_err(|why| self.wrong(why))
+        place(record, self.uid, &self.full, &self.slice_name, now_ms).map_err(|why| self.wrong(why))
     }
 }
 
@@ -71,7 +71,7 @@ impl Binder {
             return Err(wrong("it was deleted and created again".to_owned()));
         }
         let wish =
-            Wish { uid: &asked.uid, template: template_of_pod(&pod).map_err(wrong)?, full: full.clone() };
+            Wish { uid: &asked.uid, slice_name: slice_of_pod(&pod).map_err(wrong)?, full: full.clone() };
         self.put(&wish, &asked.node).await?;
         let binding = json!({
             "metadata": {"name": asked.name, "namespace": asked.namespace, "uid": asked.uid},
@@ -80,7 +80,7 @@ impl Binder {
         // If this fails, the node itself takes the place back, once it is sure that the pod is not there.
         let post = PostParams::default();
         pods.create_subresource::<_, Value>("binding", &asked.name, &post, &binding).await?;
-        tracing::info!(pod = full, node = asked.node, template = %wish.template, "placed");
+        tracing::info!(pod = full, node = asked.node, slice_name = %wish.slice_name, "placed");
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use cantle_kube_model::classic::wire::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority,
-    template_of_pod,
+    slice_of_pod,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::runtime::reflector::Store;
@@ -114,13 +114,13 @@ async fn filter(
 fn filtered(binder: &Binder, args: ExtenderArgs) -> ExtenderFilterResult {
     let mut answer =
         ExtenderFilterResult { node_names: Vec::new(), failed_nodes: BTreeMap::new(), error: String::new() };
-    let template = match template_of_pod(&args.pod) {
-        Ok(template) => template,
+    let slice_name = match slice_of_pod(&args.pod) {
+        Ok(slice_name) => slice_name,
         Err(why) => return ExtenderFilterResult { error: why, ..answer },
     };
     let uid = args.pod.uid().unwrap_or_default();
     for name in args.node_names.unwrap_or_default() {
-        match binder.record(&name).and_then(|record| has_room(&record, &template, &uid)) {
+        match binder.record(&name).and_then(|record| has_room(&record, &slice_name, &uid)) {
             Ok(()) => answer.node_names.push(name),
             Err(why) => drop(answer.failed_nodes.insert(name, why)),
         }
@@ -138,7 +138,8 @@ async fn prioritize(
     let names = args.node_names.unwrap_or_default();
     let records: Vec<NodeRecord> = names.iter().filter_map(|name| binder.record(name).ok()).collect();
     let uid = args.pod.uid().unwrap_or_default();
-    let best = template_of_pod(&args.pod).map(|template| best(&records, &template, &uid)).unwrap_or_default();
+    let best =
+        slice_of_pod(&args.pod).map(|slice_name| best(&records, &slice_name, &uid)).unwrap_or_default();
     let score = |host: String| HostPriority { score: if host == best { SCORE_MAX } else { 0 }, host };
     let scores = names.into_iter().map(score).collect();
     metrics.prioritize.ended(0, begun.elapsed());

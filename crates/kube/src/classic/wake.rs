@@ -99,7 +99,7 @@ mod tests {
         let mut freed = Freed::default();
         let see = |freed: &mut Freed, pods: &[&str]| {
             let placement =
-                PlacedPod { pod: String::new(), template: String::new(), slices: Vec::new(), placed_ms: 0 };
+                PlacedPod { pod: String::new(), slice_name: String::new(), slices: Vec::new(), placed_ms: 0 };
             let placements = pods.iter().map(|uid| ((*uid).to_owned(), placement.clone())).collect();
             freed.see(&NodeRecord { node: "n".to_owned(), placements, ..NodeRecord::default() });
         };

@@ -74,6 +74,11 @@ impl Watched {
         self.pods.state()
     }
 
+    /// The devices that nodes publish, and all claims, where the cluster serves them.
+    pub(crate) const fn claims(&self) -> Option<&(Store<ResourceSlice>, Store<ResourceClaim>)> {
+        self.claims.as_ref()
+    }
+
     /// As it is now.
     ///
     /// # Errors

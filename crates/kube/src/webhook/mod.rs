@@ -25,9 +25,8 @@ pub use manager::Certificates;
 
 use crate::KubeError;
 use crate::observe::show;
-use crate::packing::{PackingSettings, keep_packing};
-use crate::templates::keep_templates;
-use cantle_kube_model::inject::{InjectionMode, Rules, answer};
+use crate::pending::{PendingSettings, keep_serving};
+use cantle_kube_model::inject::{Rules, answer};
 use manager::Manager;
 use metrics::Metrics;
 
@@ -57,8 +56,8 @@ pub struct WebhookSettings {
     pub certificates: Certificates,
     /// The forbidden settings of pods.
     pub rules: Rules,
-    /// The nominator of nodes for pods with claims; `None` if there is none.
-    pub packing: Option<PackingSettings>,
+    /// How waiting pods get their claims; none on the classic path.
+    pub pending: Option<PendingSettings>,
 }
 
 struct Shared {
@@ -79,14 +78,11 @@ pub async fn serve_webhook(
     let shared = Arc::new(Shared { rules: settings.rules, metrics: Arc::clone(&metrics) });
     let mut background = JoinSet::new();
     background.spawn(show(settings.observers, metrics));
-    if shared.rules.mode == InjectionMode::Claim {
-        background.spawn(keep_templates(client.clone()));
-    }
     let mut stop = Box::pin(stop);
     let (stopping, stopped) = watch::channel(());
-    let mut packers = JoinSet::new();
-    if let Some(packing) = settings.packing {
-        packers.spawn(keep_packing(client.clone(), packing, ended(stopped)));
+    let mut servers = JoinSet::new();
+    if let Some(pending) = settings.pending {
+        servers.spawn(keep_serving(client.clone(), pending, ended(stopped)));
     }
     let mut manager = Manager::new(client, settings.certificates);
     let tls = tokio::select! {
@@ -109,7 +105,7 @@ pub async fn serve_webhook(
         .with_state(shared);
     let server = axum_server::from_tcp_rustls(settings.calls, tls).map_err(KubeError::Serve)?;
     let served = server.handle(handle).serve(app.into_make_service()).await;
-    let _given_up = timeout(GRACE, packers.join_next()).await;
+    let _given_up = timeout(GRACE, servers.join_next()).await;
     served.map_err(KubeError::Serve)
 }
 

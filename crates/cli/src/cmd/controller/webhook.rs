@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cantle_kube::inject::{InjectionMode, Rules};
 use cantle_kube::{
-    CertificateLifetimes, Certificates, PackingSettings, WebhookSettings, connect, listen, serve_webhook,
+    CertificateLifetimes, Certificates, PendingSettings, WebhookSettings, connect, listen, serve_webhook,
 };
 use clap::Args;
 use jiff::SignedDuration;
@@ -125,14 +125,16 @@ pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandRe
     if args.path == PathArg::Classic {
         rules.mode = InjectionMode::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
     }
-    rules.packs = args.path == PathArg::Dra && !args.no_packing;
-    let packing = || {
+    let has_claims = args.path == PathArg::Dra;
+    rules.packs = has_claims && !args.no_packing;
+    let pending = || {
         let (namespace, lease) = (args.own.namespace.clone(), format!("{}-packing", args.own.service));
         let identity = identity(args.identity.clone())?;
-        Ok::<_, CliError>(PackingSettings { namespace, lease, identity, preempts: !args.no_preemption })
+        let (packs, preempts) = (rules.packs, !args.no_preemption);
+        Ok::<_, CliError>(PendingSettings { namespace, lease, identity, packs, preempts })
     };
     let settings = WebhookSettings {
-        packing: if rules.packs { Some(packing()?) } else { None },
+        pending: if has_claims { Some(pending()?) } else { None },
         calls: listen(args.listen)?,
         observers: listen(args.observe_listen)?,
         certificates,

@@ -8,7 +8,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 use crate::classic::choose::choose;
 use crate::classic::record::{NodeRecord, OfferedGpu, PlacedPod, PluginHolder, Reservation};
 use crate::names::{GPU_RESOURCE, RESERVATION_NAMESPACE};
-use crate::template_name::TemplateName;
+use crate::slice_name::SliceName;
 
 /// A GPU that was reserved for a pod which did not come after all is given back then. Longer than the scheduler takes to try
 /// again.
@@ -217,15 +217,15 @@ impl NodeRecord {
 ///
 /// # Errors
 /// Says why not.
-pub fn has_room(record: &NodeRecord, template: &TemplateName, uid: &str) -> Result<(), String> {
-    choose(&[&record.reachable()], template, uid).map(drop).map_err(|why| record.explained(why))
+pub fn has_room(record: &NodeRecord, slice_name: &SliceName, uid: &str) -> Result<(), String> {
+    choose(&[&record.reachable()], slice_name, uid).map(drop).map_err(|why| record.explained(why))
 }
 
 /// The node where the pod fits best: one where no GPU has to be reserved for it, if there is any. Empty if there is no room.
-pub fn best(records: &[NodeRecord], template: &TemplateName, uid: &str) -> String {
+pub fn best(records: &[NodeRecord], slice_name: &SliceName, uid: &str) -> String {
     let best = |of: fn(&NodeRecord) -> NodeRecord| {
         let records: Vec<NodeRecord> = records.iter().map(of).collect();
-        choose(&records.iter().collect::<Vec<_>>(), template, uid)
+        choose(&records.iter().collect::<Vec<_>>(), slice_name, uid)
     };
     best(NodeRecord::held).or_else(|_| best(NodeRecord::reachable)).map(|(node, _)| node).unwrap_or_default()
 }
@@ -238,21 +238,21 @@ pub fn place(
     record: &mut NodeRecord,
     uid: &str,
     pod: &str,
-    template: &TemplateName,
+    slice_name: &SliceName,
     now_ms: i64,
 ) -> Result<Placed, String> {
     if record.placements.contains_key(uid) {
         return Ok(Placed::Here);
     }
     let held = record.held();
-    if let Ok((_, slices)) = choose(&[&held], template, uid) {
+    if let Ok((_, slices)) = choose(&[&held], slice_name, uid) {
         mark_used(record, &slices);
         let placement =
-            PlacedPod { pod: pod.to_owned(), template: template.to_string(), slices, placed_ms: now_ms };
+            PlacedPod { pod: pod.to_owned(), slice_name: slice_name.to_string(), slices, placed_ms: now_ms };
         record.placements.insert(uid.to_owned(), placement);
         return Ok(Placed::Here);
     }
-    let (_, slices) = choose(&[&record.reachable()], template, uid).map_err(|why| record.explained(why))?;
+    let (_, slices) = choose(&[&record.reachable()], slice_name, uid).map_err(|why| record.explained(why))?;
     let is_held = |slice: &&Slice| held.gpus.iter().any(|offered| offered.gpu.uuid == slice.gpu);
     let lacking = slices.len() - slices.iter().filter(is_held).count();
     let lacking = if record.together().is_some() { lacking.min(1) } else { lacking };

@@ -41,8 +41,8 @@ impl World {
         Self { record, pods: BTreeMap::new() }
     }
 
-    fn place(&mut self, uid: &str, template: &str) -> Result<Placed, String> {
-        place(&mut self.record, uid, uid, &template.parse().unwrap(), 0)
+    fn place(&mut self, uid: &str, slice_name: &str) -> Result<Placed, String> {
+        place(&mut self.record, uid, uid, &slice_name.parse().unwrap(), 0)
     }
 
     fn hold(&mut self, index: usize, holder: PluginHolder) {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{annotated, one_container, refusal, template};
+use super::{annotated, one_container, refusal, slice_name};
 
 #[test]
 fn a_share_of_compute_is_part_of_the_template() {
@@ -19,10 +19,10 @@ fn a_share_of_compute_is_part_of_the_template() {
             "cantle-fraction-5000",
         ),
     ] {
-        assert_eq!(template(&annotated(annotations)), name);
+        assert_eq!(slice_name(&annotated(annotations)), name);
     }
     let whole = json!({"labels": {"clearml-injector/fraction": "1"}, "annotations": {"cantle.dev/compute": "strict", "cantle.dev/compute-request": "0.3"}});
-    assert_eq!(template(&one_container(whole, json!({}))), "cantle-whole-1-strict-r0300");
+    assert_eq!(slice_name(&one_container(whole, json!({}))), "cantle-whole-1-strict-r0300");
 }
 
 /// One line each, with what was given and what would be right.

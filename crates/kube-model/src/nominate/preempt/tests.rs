@@ -181,7 +181,7 @@ fn lower_pods_wait_while_room_is_made() {
     let pod = waiting("p", &eighths(4), 5);
     let nomination = |node: &str| Nomination {
         node: node.to_owned(),
-        template: template_of(&pod).unwrap(),
+        slice_name: slice_of(&pod).unwrap(),
         host: host_of(&pod),
     };
     let there =

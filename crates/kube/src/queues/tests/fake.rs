@@ -210,7 +210,7 @@ fn create_pod(things: &mut Things, mut pod: Value) -> Response {
     pod["metadata"]["uid"] = json!(format!("uid-{name}"));
     pod["metadata"]["namespace"] = json!(NAMESPACE);
     if things.has_injector {
-        pod = inject(&pod, &Rules::default()).unwrap();
+        pod = inject(&pod, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap();
     }
     pod["status"] = json!({"phase": "Pending"});
     things.pods.insert(name, pod.clone());

@@ -1,7 +1,7 @@
-//! Nominates a node for each waiting pod with a slice, so that GPUs are filled one after the other; see
-//! [`cantle_kube_model::nominate`]. One replica does so. A gate keeps kube-scheduler from a pod until its node is nominated.
-//! A failure here costs only the packing: the gate is removed all the same. Only a quota of the pod's namespace keeps the
-//! gate ([`cantle_kube_model::gpu_quota`]), so no gate is removed before quotas are known.
+//! Gives each waiting pod with a slice its claim ([`cantle_kube_model::claim`]) and nominates a node for it, so that GPUs are
+//! filled one after the other ([`cantle_kube_model::nominate`]). One replica does so. A gate keeps kube-scheduler from a pod
+//! until then. A nomination that fails costs only the packing: the gate is removed all the same. A quota of the pod's
+//! namespace keeps the gate ([`cantle_kube_model::gpu_quota`]), so no gate is removed before quotas are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
@@ -21,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::KubeError;
+use crate::claims::{self, ClaimWork, Claims};
 use crate::cluster::{Watched, strip};
 use crate::leader::Leader;
 use crate::node::ticks;
@@ -38,8 +40,7 @@ const MANAGER: &str = "cantle-packing";
 const LIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
 /// Limit of the time until the first lists.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
-/// Pods that arrive together are decided together. Kubernetes needs longer for a pod's claim, which the scheduler waits
-/// for.
+/// Pods that arrive together are decided together.
 const SETTLE: Duration = Duration::from_millis(5);
 /// Room comes free without any pod that changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -53,28 +54,30 @@ const LEASE: Duration = Duration::from_secs(15);
 /// After something failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Decides which of several replicas nominates.
+/// Decides which of several replicas serves waiting pods, and how.
 #[derive(Clone, Debug)]
-pub struct PackingSettings {
+pub struct PendingSettings {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Its name.
     pub lease: String,
     /// Tells this replica from the others.
     pub identity: String,
-    /// Are pods evicted for others of higher priority?
+    /// Are nodes nominated?
+    pub packs: bool,
+    /// Are pods evicted for others of higher priority? Only where nodes are nominated.
     pub preempts: bool,
 }
 
-/// Nominates until `stop` ends, and then lets another replica continue.
-pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop: impl Future<Output = ()>) {
-    let PackingSettings { namespace, lease, identity, preempts } = settings;
+/// Serves waiting pods until `stop` ends, and then lets another replica continue.
+pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop: impl Future<Output = ()>) {
+    let PendingSettings { namespace, lease, identity, packs, preempts } = settings;
     let leader = Leader::new(client.clone(), &namespace, lease, identity.clone(), LEASE);
     let mut stop = pin!(stop);
     let watched = loop {
         match Watched::begin(&client).await {
             Ok(watched) => break watched,
-            Err(error) => tracing::warn!("packing: {error}; trying again"),
+            Err(error) => tracing::warn!("waiting pods: {error}; trying again"),
         }
         tokio::select! {
             () = sleep(RETRY) => {}
@@ -87,13 +90,15 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(identity) };
     let events = Recorder::new(client.clone(), reporter);
     let (requests, made, told) = (Requests::default(), BTreeMap::new(), BTreeMap::new());
-    let evictor = preempts.then(|| Evictor::new(client.clone(), events.clone()));
+    let evictor = (packs && preempts).then(|| Evictor::new(client.clone(), events.clone()));
     let let_go = BTreeSet::new();
-    let mut packer = Packer {
+    let mut server = PendingPods {
         client,
+        packs,
         watched,
         pods,
         quotas,
+        claims: Claims::default(),
         requests,
         let_go,
         leader,
@@ -108,10 +113,10 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
         tokio::select! {
             () = changed.notified() => sleep(SETTLE).await,
             _ = look.tick() => {}
-            () = &mut stop => return packer.leave().await,
+            () = &mut stop => return server.leave().await,
         }
-        if let Err(error) = packer.turn().await {
-            tracing::warn!("packing: {error}; trying again");
+        if let Err(error) = server.turn().await {
+            tracing::warn!("waiting pods: {error}; trying again");
             sleep(RETRY).await;
         }
     }
@@ -152,11 +157,13 @@ struct Made {
     seen: Instant,
 }
 
-struct Packer {
+struct PendingPods {
     client: Client,
+    packs: bool,
     watched: Watched,
     pods: Store<Pod>,
     quotas: Store<ResourceQuota>,
+    claims: Claims,
     /// Those of the pods that this replica has seen.
     requests: Requests,
     /// Pods whose gate was taken away, by their UIDs, until they are seen without it.
@@ -173,11 +180,11 @@ struct Packer {
     asked_at: Option<Instant>,
 }
 
-impl Packer {
+impl PendingPods {
     /// Leaves no pod behind that this replica has held, and lets the next one begin at once.
     async fn leave(mut self) {
         if let Err(error) = self.turn().await {
-            tracing::warn!("packing: {error}");
+            tracing::warn!("waiting pods: {error}");
         }
         self.leader.release().await;
     }
@@ -204,7 +211,7 @@ impl Packer {
         let view = match self.watched.view().await {
             Ok(view) => Some(view),
             Err(error) => {
-                tracing::warn!("packing: {error}; kube-scheduler places pods without advice");
+                tracing::warn!("waiting pods: {error}; kube-scheduler places them without advice");
                 None
             }
         };
@@ -217,29 +224,53 @@ impl Packer {
         waiting = allowed;
         // None where the cluster can't be seen: pods are not held for that.
         let mut advice = match &view {
-            Some(view) => self.advise(view, &waiting).await,
-            None => Advice::default(),
+            Some(view) if self.packs => self.advise(view, &waiting).await,
+            _ => Advice::default(),
         };
-        self.tell(&held, &beyond, &waiting, &advice.lacking).await;
-        let mut work: Vec<(Arc<Pod>, Option<Nomination>)> = Vec::new();
-        for pod in waiting {
-            let nomination = advice.nominations.remove(&pod.uid().unwrap_or_default());
-            let evictor = self.evictor.as_ref();
-            if evictor.is_some_and(|evictor| evictor.keeps_waiting(&pod, nomination.as_ref())) {
-                continue;
-            }
-            if nomination.is_some() || is_held(&pod) {
-                work.push((pod, nomination));
-            }
-        }
-        self.let_go.extend(work.iter().filter_map(|(pod, _)| pod.uid()));
-        let client = &self.client;
-        let calls = stream::iter(work).map(|(pod, nomination)| place(client, pod, nomination));
-        let done: Vec<_> = calls.buffer_unordered(AT_ONCE).collect().await;
-        for (uid, nomination) in done.into_iter().flatten() {
-            self.made.insert(uid, Made { nomination, is_shown: false, seen: Instant::now() });
-        }
+        let claims = if view.is_some() { self.claim_work(&waiting)? } else { ClaimWork::default() };
+        self.tell(&held, &beyond, &waiting, &advice.lacking, &claims.refused).await;
+        self.serve(waiting, &mut advice, claims).await;
         Ok(())
+    }
+
+    fn claim_work(&mut self, waiting: &[Arc<Pod>]) -> Result<ClaimWork, KubeError> {
+        let Some((slices, claims)) = self.watched.claims() else { return Ok(ClaimWork::default()) };
+        self.claims.work(waiting, claims, &slices.state())
+    }
+
+    /// Makes all calls, several at a time.
+    async fn serve(&mut self, waiting: Vec<Arc<Pod>>, advice: &mut Advice, mut claims: ClaimWork) {
+        let mut work = Vec::new();
+        for pod in waiting {
+            let uid = pod.uid().unwrap_or_default();
+            let nomination = advice.nominations.remove(&uid);
+            let evictor = self.evictor.as_ref();
+            let is_to_wait = claims.refused.contains_key(&uid)
+                || evictor.is_some_and(|evictor| evictor.keeps_waiting(&pod, nomination.as_ref()));
+            let (claim, nomination) = (claims.missing.remove(&uid), nomination.filter(|_| !is_to_wait));
+            let is_held = is_held(&pod) && !is_to_wait;
+            if is_held {
+                self.let_go.insert(uid.clone());
+            }
+            if is_held || nomination.is_some() || claim.is_some() {
+                work.push(PodWork { pod, uid, claim, nomination, is_held });
+            }
+        }
+        let client = &self.client;
+        let deletions = stream::iter(claims.outdated).map(|claim| claims::delete(client, claim));
+        for done in deletions.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
+            done.unwrap_or_else(|error| tracing::warn!("waiting pods: {error}; trying again"));
+        }
+        let calls = stream::iter(work).map(|work| work.carry_out(client));
+        let done: Vec<Done> = calls.buffer_unordered(AT_ONCE).collect().await;
+        for Done { uid, claimed, nomination } in done {
+            if let Some(refused) = claimed {
+                self.claims.tried(uid.clone(), refused);
+            }
+            if let Some(nomination) = nomination {
+                self.made.insert(uid, Made { nomination, is_shown: false, seen: Instant::now() });
+            }
+        }
     }
 
     /// A count needs a complete list.
@@ -295,10 +326,14 @@ impl Packer {
         beyond: &BTreeMap<String, String>,
         waiting: &[Arc<Pod>],
         lacking: &BTreeMap<String, String>,
+        unclaimed: &BTreeMap<String, String>,
     ) {
-        self.told.retain(|uid, _| lacking.contains_key(uid) || beyond.contains_key(uid));
+        let whys = [beyond, unclaimed, lacking];
+        self.told.retain(|uid, _| whys.iter().any(|whys| whys.contains_key(uid)));
         let unplaced = waiting.iter().filter(|pod| is_unschedulable(pod));
         let all = held.iter().map(|pod| (pod, "ExceedsGpuQuota", beyond));
+        // The reason that Kubernetes gives for the claims that it creates.
+        let all = all.chain(waiting.iter().map(|pod| (pod, "FailedResourceClaimCreation", unclaimed)));
         let all = all.chain(unplaced.map(|pod| (pod, "NoRoomForSlice", lacking)));
         let news = all.filter_map(|(pod, reason, whys)| {
             let uid = pod.uid()?;
@@ -315,34 +350,60 @@ impl Packer {
             };
             match self.events.publish(&event, &pod.object_ref(&())).await {
                 Ok(()) => drop(self.told.insert(uid, why.clone())),
-                Err(error) => return tracing::warn!("packing: an event could not be written: {error}"),
+                Err(error) => return tracing::warn!("waiting pods: an event could not be written: {error}"),
             }
         }
     }
 }
 
-/// Nominates, and then lets kube-scheduler have the pod. A nomination that fails holds nothing up.
-async fn place(
-    client: &Client,
+/// What a pod needs.
+struct PodWork {
     pod: Arc<Pod>,
+    uid: String,
+    claim: Option<ResourceClaim>,
     nomination: Option<Nomination>,
-) -> Option<(String, Nomination)> {
-    let mut made = None;
-    if let Some(nomination) = nomination {
-        match nominate(client, &pod, &nomination.node).await {
-            Ok(()) => {
-                tracing::debug!(pod = pod.name_any(), node = nomination.node, "nominated");
-                made = Some((pod.uid().unwrap_or_default(), nomination));
+    /// It waits for nothing else.
+    is_held: bool,
+}
+
+/// What came of it.
+struct Done {
+    uid: String,
+    /// Set if a claim was to be created: why it was refused, if it was.
+    claimed: Option<Option<String>>,
+    /// Set if it was written.
+    nomination: Option<Nomination>,
+}
+
+impl PodWork {
+    /// Creates the claim, nominates, and then lets kube-scheduler have the pod. A nomination that fails holds nothing up.
+    async fn carry_out(self, client: &Client) -> Done {
+        let Self { pod, uid, claim, nomination, is_held } = self;
+        let create = async {
+            let created = claims::create(client, claim.as_ref()?).await;
+            Some(created.err().map(|error| error.to_string()))
+        };
+        let nominate = async {
+            let nomination = nomination?;
+            match nominate(client, &pod, &nomination.node).await {
+                Ok(()) => Some(nomination),
+                Err(error) => {
+                    tracing::debug!("waiting pods: {error}");
+                    None
+                }
             }
-            Err(error) => tracing::debug!("packing: {error}"),
+        };
+        let (claimed, nomination) = futures_util::join!(create, nominate);
+        if let Some(nomination) = &nomination {
+            tracing::debug!(pod = pod.name_any(), node = nomination.node, "nominated");
         }
+        if let Some(Some(why)) = &claimed {
+            tracing::warn!("waiting pods: claim of {}: {why}; trying again", pod.name_any());
+        } else if is_held && let Err(error) = release(client, &pod).await {
+            tracing::warn!("waiting pods: {}: {error}; trying again", pod.name_any());
+        }
+        Done { uid, claimed, nomination }
     }
-    if is_held(&pod)
-        && let Err(error) = release(client, &pod).await
-    {
-        tracing::warn!("packing: {}: {error}; trying again", pod.name_any());
-    }
-    made
 }
 
 async fn nominate(client: &Client, pod: &Pod, node: &str) -> Result<(), KubeError> {

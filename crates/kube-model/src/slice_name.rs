@@ -1,7 +1,7 @@
-//! The requests that a pod can make, and the name of the claim template for each.
+//! The requests that a pod can make, and the name of each.
 //!
 //! The name contains the whole request, so the webhook creates nothing: it writes the name into the pod, and the
-//! controller of templates can create the template from the name alone.
+//! controller can create the claim from the name alone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use cantle_model::{Bytes, ComputeError, ComputeMode, ComputeRequest, Fraction, G
 
 use crate::names::resource_of_profile;
 
-/// Parts that a whole GPU has in [`TemplateName::Fraction`]: enough for 0.0625.
+/// Parts that a whole GPU has in [`SliceName::Fraction`]: enough for 0.0625.
 pub const PARTS: u32 = 10_000;
 
 /// Devices that one claim may have: Kubernetes' own limit.
@@ -19,7 +19,7 @@ pub const MAX_DEVICES: u32 = 32;
 
 /// The request of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TemplateName {
+pub enum SliceName {
     /// This part of each of some GPUs.
     Fraction {
         /// Of [`PARTS`]; less than that.
@@ -53,7 +53,7 @@ pub enum TemplateName {
     },
 }
 
-impl TemplateName {
+impl SliceName {
     /// The same with a share of compute time. A share of memory has the part that follows from the GPU's size, and no other: what it
     /// counts would depend on the GPU.
     ///
@@ -131,9 +131,9 @@ pub(crate) fn counted(slice: GpuRequest, compute: ComputeRequest) -> GpuRequest 
     if part.is_part() { GpuRequest::Fraction(part) } else { GpuRequest::Gpus(1) }
 }
 
-/// The template's name: `cantle-fraction-5000`, `cantle-memory-4096-x2`, `cantle-whole-2`, `cantle-mig-1g.10gb`,
+/// `cantle-fraction-5000`, `cantle-memory-4096-x2`, `cantle-whole-2`, `cantle-mig-1g.10gb`,
 /// `cantle-fraction-2500-fair-r0500-l0750` (with 0.5 of the compute time, and 0.75 at most).
-impl fmt::Display for TemplateName {
+impl fmt::Display for SliceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = match self {
             Self::Fraction { parts, gpus } => {
@@ -173,19 +173,35 @@ pub enum UnkeepableShare {
     OfAmount,
 }
 
-/// A name that no ask has.
+/// A name that no request has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is not the name of one of cantle's claim templates")]
-pub struct TemplateNameError(String);
+#[error("\"{0}\" is not the name of a slice")]
+pub struct SliceNameError(String);
 
-impl FromStr for TemplateName {
-    type Err = TemplateNameError;
+impl FromStr for SliceName {
+    type Err = SliceNameError;
 
-    fn from_str(name: &str) -> Result<Self, TemplateNameError> {
-        let template = read(name).ok_or_else(|| TemplateNameError(name.to_owned()))?;
-        // One ask has one name: what would be written differently was not written by us.
-        if template.to_string() == name { Ok(template) } else { Err(TemplateNameError(name.to_owned())) }
+    fn from_str(name: &str) -> Result<Self, SliceNameError> {
+        let slice = read(name).ok_or_else(|| SliceNameError(name.to_owned()))?;
+        // One request has one name: what would be written differently was not written by us.
+        if slice.to_string() == name { Ok(slice) } else { Err(SliceNameError(name.to_owned())) }
     }
+}
+
+/// Hexadecimal digits that tell claims for the same slice apart.
+const UNIQUE_DIGITS: usize = 16;
+
+/// The name of a claim for such a slice: `cantle-fraction-5000-9f86d081884c7d65`. `unique` is a random UUID.
+pub(crate) fn claim_name(slice: &SliceName, unique: &str) -> String {
+    let digits = unique.chars().filter(char::is_ascii_hexdigit).take(UNIQUE_DIGITS).collect::<String>();
+    format!("{slice}-{:0>UNIQUE_DIGITS$}", digits.to_ascii_lowercase())
+}
+
+/// The slice that a claim of this name is for.
+pub(crate) fn slice_of_claim_name(name: &str) -> Option<SliceName> {
+    let (slice, unique) = name.rsplit_once('-')?;
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (unique.len() == UNIQUE_DIGITS && unique.bytes().all(is_digit)).then(|| slice.parse().ok())?
 }
 
 /// The profile of these tables that can be named so. A `+` in a profile's name can't be in the name of an object.
@@ -195,7 +211,7 @@ pub fn profile_of<'a>(name: &str, tables: impl IntoIterator<Item = &'a Table>) -
     known.find(|known| resource_of_profile(known) == resource)
 }
 
-fn read(name: &str) -> Option<TemplateName> {
+fn read(name: &str) -> Option<SliceName> {
     if let Some((slice, compute)) = split_compute(name) {
         return read(slice)?.with_compute(compute?).ok();
     }
@@ -205,14 +221,14 @@ fn read(name: &str) -> Option<TemplateName> {
     match kind {
         "fraction" => {
             let parts = amount.parse().ok().filter(|parts| (1..PARTS).contains(parts))?;
-            Some(TemplateName::Fraction { parts, gpus: devices(gpus)? })
+            Some(SliceName::Fraction { parts, gpus: devices(gpus)? })
         }
         "memory" => {
             let mib = amount.parse().ok().filter(|mib| (MIN_MIB..=MAX_MIB).contains(mib))?;
-            Some(TemplateName::Memory { mib, gpus: devices(gpus)? })
+            Some(SliceName::Memory { mib, gpus: devices(gpus)? })
         }
-        "whole" => Some(TemplateName::Whole { gpus: devices(rest)? }),
-        "mig" => is_profile(rest).then(|| TemplateName::Mig { profile: rest.to_owned() }),
+        "whole" => Some(SliceName::Whole { gpus: devices(rest)? }),
+        "mig" => is_profile(rest).then(|| SliceName::Mig { profile: rest.to_owned() }),
         _ => None,
     }
 }
@@ -275,15 +291,15 @@ mod tests {
     #[test]
     fn names_say_all() {
         let profile = "1g.10gb.me".to_owned();
-        for (template, name) in [
-            (TemplateName::Fraction { parts: 625, gpus: 1 }, "cantle-fraction-0625"),
-            (TemplateName::Fraction { parts: 6250, gpus: 2 }, "cantle-fraction-6250-x2"),
-            (TemplateName::Memory { mib: 4096, gpus: 1 }, "cantle-memory-4096"),
-            (TemplateName::Whole { gpus: 2 }, "cantle-whole-2"),
-            (TemplateName::Mig { profile }, "cantle-mig-1g.10gb.me"),
+        for (slice_name, name) in [
+            (SliceName::Fraction { parts: 625, gpus: 1 }, "cantle-fraction-0625"),
+            (SliceName::Fraction { parts: 6250, gpus: 2 }, "cantle-fraction-6250-x2"),
+            (SliceName::Memory { mib: 4096, gpus: 1 }, "cantle-memory-4096"),
+            (SliceName::Whole { gpus: 2 }, "cantle-whole-2"),
+            (SliceName::Mig { profile }, "cantle-mig-1g.10gb.me"),
         ] {
-            assert_eq!(template.to_string(), name);
-            assert_eq!(name.parse(), Ok(template));
+            assert_eq!(slice_name.to_string(), name);
+            assert_eq!(name.parse(), Ok(slice_name));
         }
     }
 
@@ -292,20 +308,20 @@ mod tests {
         let compute = ComputeRequest { mode: ComputeMode::Fair, ..ComputeRequest::default() };
         let half = ComputeRequest { request: Some(Milli(500)), limit: Some(Milli(750)), ..compute };
         let strict = ComputeRequest { mode: ComputeMode::Strict, request: Some(Milli::ONE), limit: None };
-        let quarter = || TemplateName::Fraction { parts: 2500, gpus: 1 };
-        let memory = TemplateName::Memory { mib: 4096, gpus: 1 };
+        let quarter = || SliceName::Fraction { parts: 2500, gpus: 1 };
+        let memory = SliceName::Memory { mib: 4096, gpus: 1 };
         for (slice, compute, name, counts) in [
             (quarter(), compute, "cantle-fraction-2500-fair", "0.25 GPU"),
             (quarter(), half, "cantle-fraction-2500-fair-r0500-l0750", "0.5 GPU"),
             (quarter(), strict, "cantle-fraction-2500-strict-r1000", "1 GPU"),
             (memory, compute, "cantle-memory-4096-fair", "4 GiB of GPU memory"),
-            (TemplateName::Whole { gpus: 1 }, compute, "cantle-whole-1-fair", "1 GPU"),
+            (SliceName::Whole { gpus: 1 }, compute, "cantle-whole-1-fair", "1 GPU"),
         ] {
-            let template = slice.clone().with_compute(compute).unwrap();
-            assert_eq!(template.to_string(), name);
-            assert_eq!(template.request([]).to_string(), counts, "the greater part of memory and compute");
-            assert_eq!((template.slice(), template.compute()), (&slice, compute));
-            assert_eq!(name.parse(), Ok(template));
+            let slice_name = slice.clone().with_compute(compute).unwrap();
+            assert_eq!(slice_name.to_string(), name);
+            assert_eq!(slice_name.request([]).to_string(), counts, "the greater part of memory and compute");
+            assert_eq!((slice_name.slice(), slice_name.compute()), (&slice, compute));
+            assert_eq!(name.parse(), Ok(slice_name));
         }
         assert_eq!(quarter().with_compute(ComputeRequest::default()), Ok(quarter()), "even is no share");
         for wrong in [
@@ -320,7 +336,28 @@ mod tests {
             "cantle-whole-2-fair",
             "cantle-fair",
         ] {
-            assert!(wrong.parse::<TemplateName>().is_err(), "{wrong}");
+            assert!(wrong.parse::<SliceName>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_of_claims() {
+        for name in
+            ["cantle-fraction-5000", "cantle-memory-4096-x2", "cantle-mig-1g.10gb.me", "cantle-whole-1-fair"]
+        {
+            let slice: SliceName = name.parse().unwrap();
+            let claim = claim_name(&slice, "9F86D081-884c-4d65-9a2f-eaa0c55ad015");
+            assert_eq!(claim, format!("{name}-9f86d081884c4d65"));
+            assert_eq!(slice_of_claim_name(&claim), Some(slice.clone()));
+            assert_eq!(claim_name(&slice, "1"), format!("{name}-0000000000000001"));
+            for other in [
+                name.to_owned(),
+                format!("{claim}0"),
+                format!("x{claim}"),
+                format!("{name}-9f86d081884c4d6g"),
+            ] {
+                assert_eq!(slice_of_claim_name(&other), None, "{other}");
+            }
         }
     }
 
@@ -344,7 +381,7 @@ mod tests {
             "cantle-mig-1g.10gb.",
             "team-fraction-5000",
         ] {
-            assert!(name.parse::<TemplateName>().is_err(), "{name}");
+            assert!(name.parse::<SliceName>().is_err(), "{name}");
         }
     }
 }
