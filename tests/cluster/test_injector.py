@@ -179,7 +179,7 @@ def test_a_claim_of_somebody_else_is_never_used(plane, injector, hand_made, make
     assert share["consumedCapacity"]["memory"] == "5Gi", share
 
 
-@pytest.mark.dra("the namespace's quota allows no more claims")
+@pytest.mark.dra("A quota of the namespace allows no more claims")
 def test_a_claim_that_is_refused(plane, injector, hand_made, make_driver, namespace):
     make_driver(hand_made, "2xA100-40GB")
     quotas, pods = f"/api/v1/namespaces/{namespace}/resourcequotas", f"/api/v1/namespaces/{namespace}/pods"
