@@ -20,7 +20,10 @@ const WORKER_LATE_US: i64 = 90_000_000;
 
 /// Everything that the reasons of waiting tasks depend on, read once.
 pub(super) struct Board {
+    /// Without their entries.
     queues: BTreeMap<String, QueueRow>,
+    /// Places of waiting tasks in their queues. A list asks for hundreds of them, and queues may have thousands of entries.
+    positions: BTreeMap<String, usize>,
     pub(super) nodes: Vec<Node>,
     workers: Vec<WorkerRow>,
     /// Waiting tasks whose users hold what they may, by task.
@@ -35,7 +38,12 @@ pub(super) struct Board {
 
 impl Board {
     pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
-        let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id.clone(), queue)).collect();
+        let (mut queues, mut positions) = (BTreeMap::new(), BTreeMap::new());
+        for mut queue in call.store.queues().await? {
+            let entries = std::mem::take(&mut queue.entries).into_iter().enumerate();
+            positions.extend(entries.map(|(position, (task, _))| (task, position)));
+            queues.insert(queue.id.clone(), queue);
+        }
         let workers = call.store.workers(call.now_us - WORKER_LATE_US).await?;
         let (fences, requeues) = (call.store.fences().await?, call.store.requeues().await?);
         let limited = call.people.register().limits_gpus();
@@ -43,7 +51,8 @@ impl Board {
         let held_back = held_back.into_iter().map(|waits| (waits.task.clone(), waits)).collect();
         let pools = call.store.pools().await?;
         let pools = if pools.is_empty() { None } else { Some((pools, ProjectQuotas::read(call).await?)) };
-        Ok(Self { queues, nodes: nodes::all(call).await?, workers, held_back, fences, requeues, pools })
+        let nodes = nodes::all(call).await?;
+        Ok(Self { queues, positions, nodes, workers, held_back, fences, requeues, pools })
     }
 
     /// The restrictions to pools of a task that needs a GPU.
@@ -72,8 +81,7 @@ impl Board {
     }
 
     fn position(&self, task: &TaskRow) -> Option<usize> {
-        let queue = self.queues.get(task.index.queue.as_deref()?)?;
-        queue.entries.iter().position(|(id, _)| *id == task.index.id)
+        self.positions.get(&task.index.id).copied()
     }
 
     /// One line: why it waits, where it runs, or how it ended.
