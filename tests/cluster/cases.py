@@ -13,6 +13,7 @@ PATHS = ("dra", "classic")
 # Cases without a test because they do not exist.
 ABSENT = {
     ("A pod of higher priority preempts", "classic"): "not supported",
+    ("A quota of the namespace allows no more claims", "classic"): "has no claims",
     ("NVIDIA's device plugin assigns other GPUs of the node", "dra"): "not supported",
 }
 PLACE = re.compile(r"(<!-- cases -->\n).*?(<!-- end of cases -->)", re.DOTALL)
