@@ -200,9 +200,8 @@ pub fn is_outdated(claim: &ResourceClaim, slice: &SliceName, sizes: &GpuSizes) -
     let mut all: GpuSizes =
         names.filter_map(|name| Some((name.strip_prefix('m')?.parse().ok()?, 0))).collect();
     all.extend(sizes);
-    let is_same = |wanted: Value| is_same(&there, &wanted);
     // Without GPUs nothing better is known.
-    !spec(slice, &all).is_none_or(is_same) && spec(slice, sizes).is_some()
+    spec(slice, sizes).is_some() && spec(slice, &all).is_some_and(|wanted| !is_same(&there, &wanted))
 }
 
 /// Objects may have more: later versions of Kubernetes fill in more.

@@ -178,6 +178,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::inject::tests::CALL;
     use crate::inject::{LABEL, Rules, inject};
     use crate::names::PACKING_GATE;
 
@@ -189,7 +190,7 @@ mod tests {
         metadata["creationTimestamp"] = json!(format!("2026-01-01T00:00:{made}Z"));
         let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": {"phase": "Pending"}});
         let rules = Rules { packs: true, ..Rules::default() };
-        serde_json::from_value(inject(&pod, &rules, "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap()).unwrap()
+        serde_json::from_value(inject(&pod, &rules, CALL).unwrap()).unwrap()
     }
 
     fn share(name: &str, fraction: &str, made: &str) -> Pod {

@@ -264,8 +264,8 @@ impl PendingPods {
         let calls = stream::iter(work).map(|work| work.carry_out(client));
         let done: Vec<Done> = calls.buffer_unordered(AT_ONCE).collect().await;
         for Done { uid, claimed, nomination } in done {
-            if let Some(refused) = claimed {
-                self.claims.tried(uid.clone(), refused);
+            if let Some(claimed) = claimed {
+                self.claims.tried(uid.clone(), claimed.err().map(|error| error.to_string()));
             }
             if let Some(nomination) = nomination {
                 self.made.insert(uid, Made { nomination, is_shown: false, seen: Instant::now() });
@@ -369,8 +369,8 @@ struct PodWork {
 /// What came of it.
 struct Done {
     uid: String,
-    /// Set if a claim was to be created: why it was refused, if it was.
-    claimed: Option<Option<String>>,
+    /// Set if a claim was to be created.
+    claimed: Option<Result<(), KubeError>>,
     /// Set if it was written.
     nomination: Option<Nomination>,
 }
@@ -379,10 +379,7 @@ impl PodWork {
     /// Creates the claim, nominates, and then lets kube-scheduler have the pod. A nomination that fails holds nothing up.
     async fn carry_out(self, client: &Client) -> Done {
         let Self { pod, uid, claim, nomination, is_held } = self;
-        let create = async {
-            let created = claims::create(client, claim.as_ref()?).await;
-            Some(created.err().map(|error| error.to_string()))
-        };
+        let create = async { Some(claims::create(client, claim.as_ref()?).await) };
         let nominate = async {
             let nomination = nomination?;
             match nominate(client, &pod, &nomination.node).await {
@@ -397,8 +394,8 @@ impl PodWork {
         if let Some(nomination) = &nomination {
             tracing::debug!(pod = pod.name_any(), node = nomination.node, "nominated");
         }
-        if let Some(Some(why)) = &claimed {
-            tracing::warn!("waiting pods: claim of {}: {why}; trying again", pod.name_any());
+        if let Some(Err(error)) = &claimed {
+            tracing::warn!("waiting pods: claim of {}: {error}; trying again", pod.name_any());
         } else if is_held && let Err(error) = release(client, &pod).await {
             tracing::warn!("waiting pods: {}: {error}; trying again", pod.name_any());
         }

@@ -232,6 +232,7 @@ mod tests {
 
     use super::*;
     use crate::dra::node_slices;
+    use crate::inject::tests::CALL;
     use crate::inject::{LABEL, Rules, inject};
 
     fn node(name: &str) -> Node {
@@ -243,10 +244,7 @@ mod tests {
     fn pod_of(name: &str, label: &str) -> Pod {
         let metadata = json!({"name": name, "namespace": "team", "uid": format!("uid-{name}"), "labels": {LABEL: label}});
         let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "main"}]}});
-        serde_json::from_value(
-            inject(&pod, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap(),
-        )
-        .unwrap()
+        serde_json::from_value(inject(&pod, &Rules::default(), CALL).unwrap()).unwrap()
     }
 
     fn claim(pod: &str, device: &str, memory: &str) -> ResourceClaim {

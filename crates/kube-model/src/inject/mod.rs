@@ -11,7 +11,7 @@ mod read_back;
 mod review;
 mod target;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -124,10 +124,7 @@ fn hide_gpus(container: &mut Value) {
 
 fn claim(pod: &mut Value, target: &TargetContainer, name: &str) {
     let spec = &mut pod["spec"];
-    let reference = json!({"name": CLAIM, "resourceClaimName": name});
-    add(&mut spec["resourceClaims"], CLAIM, reference.clone());
-    let claims = spec["resourceClaims"].as_array_mut().into_iter().flatten();
-    claims.filter(|claim| claim["name"] == CLAIM).for_each(|claim| *claim = reference.clone());
+    put(&mut spec["resourceClaims"], CLAIM, json!({"name": CLAIM, "resourceClaimName": name}));
     let container = &mut spec[target.list.key()][target.at];
     add(&mut container["resources"]["claims"], CLAIM, json!({"name": CLAIM}));
 }
@@ -149,12 +146,19 @@ fn slot(pod: &mut Value, target: &TargetContainer, scheduler: &str) -> Result<()
 
 /// Puts `entry` at the end of a list that may be missing, unless it has one of that name.
 fn add(list: &mut Value, name: &str, entry: Value) {
+    if !list.as_array().is_some_and(|list| list.iter().any(|entry| entry["name"] == name)) {
+        put(list, name, entry);
+    }
+}
+
+/// Puts `entry` in the place of the one of that name, else at the end of a list that may be missing.
+fn put(list: &mut Value, name: &str, entry: Value) {
     if list.is_null() {
         *list = json!([]);
     }
-    if let Some(list) = list.as_array_mut()
-        && !list.iter().any(|entry| entry["name"] == name)
-    {
-        list.push(entry);
+    let Some(list) = list.as_array_mut() else { return };
+    match list.iter_mut().find(|entry| entry["name"] == name) {
+        Some(there) => *there = entry,
+        None => list.push(entry),
     }
 }

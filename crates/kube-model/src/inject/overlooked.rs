@@ -38,6 +38,7 @@ pub fn overlooked(pod: &Pod) -> Option<String> {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::tests::CALL;
     use super::super::{Rules, inject};
     use super::*;
 
@@ -57,8 +58,7 @@ mod tests {
         assert!(said(&label).starts_with("label gpu-memory has no effect"));
         let mut asking = pod(json!({"namespace": "kube-system", "labels": {LABEL: "0.500"}}));
         assert!(said(&asking).contains("does not see namespace kube-system"));
-        let mut injected =
-            inject(&asking, &Rules::default(), "9f86d081-884c-4d65-9a2f-eaa0c55ad015").unwrap();
+        let mut injected = inject(&asking, &Rules::default(), CALL).unwrap();
         assert_eq!(said(&injected), "");
         injected["spec"]["schedulerName"] = json!("volcano");
         assert!(said(&injected).starts_with("scheduler volcano may not know"));

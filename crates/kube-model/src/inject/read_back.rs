@@ -49,6 +49,7 @@ fn has_slot(pod: &Pod) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::tests::CALL;
     use super::super::{InjectionMode, LABEL, inject};
     use super::*;
 
@@ -77,9 +78,7 @@ mod tests {
             let why = missing(&pod).expect("nobody has injected it");
             assert!(why.contains("does not see namespace jobs"), "{why}");
             for mode in [InjectionMode::Claim, classic.clone()] {
-                let injected =
-                    inject(&pod, &Rules { mode, ..Rules::default() }, "9f86d081-884c-4d65-9a2f-eaa0c55ad015")
-                        .unwrap();
+                let injected = inject(&pod, &Rules { mode, ..Rules::default() }, CALL).unwrap();
                 assert_eq!(missing(&injected), None);
             }
         }
@@ -91,12 +90,9 @@ mod tests {
     #[test]
     fn a_slice_without_its_share_of_compute_is_missing() {
         let fair = json!({"gpu-fraction": "0.5", "cantle.dev/compute": "fair"});
-        let mut pod = inject(
-            &asking(json!({"annotations": {"gpu-fraction": "0.5"}})),
-            &Rules::default(),
-            "9f86d081-884c-4d65-9a2f-eaa0c55ad015",
-        )
-        .unwrap();
+        let mut pod =
+            inject(&asking(json!({"annotations": {"gpu-fraction": "0.5"}})), &Rules::default(), CALL)
+                .unwrap();
         assert_eq!(missing(&pod), None);
         pod["metadata"]["annotations"] = fair;
         assert!(missing(&pod).is_some(), "half a GPU, and no share of its time");
@@ -104,12 +100,7 @@ mod tests {
 
     #[test]
     fn half_of_it_is_not_enough() {
-        let whole = inject(
-            &asking(json!({"labels": {LABEL: "0.500"}})),
-            &Rules::default(),
-            "9f86d081-884c-4d65-9a2f-eaa0c55ad015",
-        )
-        .unwrap();
+        let whole = inject(&asking(json!({"labels": {LABEL: "0.500"}})), &Rules::default(), CALL).unwrap();
         let without = |pointer: &str, key: &str| {
             let mut pod = whole.clone();
             pod.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(key);

@@ -7,7 +7,7 @@ use super::*;
 mod compute;
 
 /// The API server names each call by a random UUID.
-const CALL: &str = "9f86d081-884c-4d65-9a2f-eaa0c55ad015";
+pub(crate) const CALL: &str = "9f86d081-884c-4d65-9a2f-eaa0c55ad015";
 
 fn pod(metadata: Value, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
