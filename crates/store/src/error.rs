@@ -332,7 +332,7 @@ impl StorageFault {
     }
 }
 
-/// The error of a commit that was for several callers.
+/// The error of a statement that was for several callers.
 fn shared(error: &std::io::Error) -> Option<&sqlx::Error> {
     error.get_ref()?.downcast_ref::<db::Shared>().map(|shared| &*shared.0)
 }

@@ -1,22 +1,16 @@
 //! Moves tasks: into queues, out of them, and from state to state. Each function is one transaction, and records what
 //! happened in it.
 
-use std::time::Duration;
-
 use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
 
-use crate::data::{Change, Taken, TaskClaim, TaskRow};
-use crate::db::{Pool, Sql, Tx, query, query_as, query_scalar};
+use crate::data::{Change, TaskClaim, TaskRow};
+use crate::db::{Sql, Tx, query, query_as, query_scalar};
 use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::{NewTask, insert, load};
 use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
-
-/// Pauses before a queue is asked again of which others keep all tasks: mostly they take them, which is over in a moment. After the
-/// last one, a transaction waits for the others and keeps a connection meanwhile.
-const KEPT: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(4), Duration::from_millis(15)];
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
@@ -97,32 +91,6 @@ impl Store {
         of_task(sql, task, &mut write.tx).await?;
         let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
         self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await
-    }
-
-    /// Takes the first task out of a queue for an agent, or with `only` that task at any position (quotas and backfill
-    /// let tasks overtake others); `None` if there is none. The task must be started or claimed soon, or
-    /// [`Store::reclaim`] puts it back.
-    ///
-    /// # Errors
-    /// [`StoreError::NoQueue`].
-    pub async fn take_next(
-        &self,
-        queue: &str,
-        only: Option<&str>,
-        now_us: i64,
-    ) -> Result<Option<Taken>, StoreError> {
-        if let (None, Some(pool)) = (only, self.writers.at_once()) {
-            for pause in KEPT {
-                match take_at_once(&pool, queue, now_us).await? {
-                    AtOnce::Taken(taken) => return Ok(Some(taken)),
-                    AtOnce::Empty => return Ok(None),
-                    AtOnce::Kept => tokio::time::sleep(pause).await,
-                }
-            }
-        }
-        let mut write = self.write_shared().await?;
-        let done = take_in(&mut write.tx, queue, only, now_us).await;
-        write.end(done).await
     }
 
     /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the
@@ -471,100 +439,6 @@ pub(crate) async fn queue_name(tx: &mut Tx, id: &str) -> Result<String, StoreErr
 pub(crate) async fn entry(tx: &mut Tx, task: &str) -> Result<Option<(String, i64)>, StoreError> {
     let found = query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
     Ok(found.fetch_optional(tx).await?)
-}
-
-async fn take_in(
-    tx: &mut Tx,
-    queue: &str,
-    only: Option<&str>,
-    now_us: i64,
-) -> Result<Option<Taken>, StoreError> {
-    let Some((task, added_us)) = take_entry(tx, queue, only).await? else {
-        queue_name(tx, queue).await?;
-        return Ok(None);
-    };
-    let run = runs::begin(tx, &task, Some(now_us)).await?;
-    Ok(Some(Taken { task, added_us, run }))
-}
-
-/// What one statement found in a queue.
-enum AtOnce {
-    Taken(Taken),
-    Empty,
-    /// Others keep all that is there.
-    Kept,
-}
-
-/// Takes the first task that nobody keeps out of a queue, and begins its run: one statement, where the database can. It is
-/// the transaction, too.
-async fn take_at_once(pool: &Pool, queue: &str, now_us: i64) -> Result<AtOnce, StoreError> {
-    let found = query(
-        "WITH first AS MATERIALIZED (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
-         WHERE queue_entries.queue = $1 ORDER BY position LIMIT 1 FOR UPDATE OF tasks SKIP LOCKED), \
-         entry AS (DELETE FROM queue_entries USING first WHERE queue_entries.task = first.task \
-         RETURNING queue_entries.task, added_us), \
-         begun AS (UPDATE tasks SET run = run + 1, taken_us = $2 FROM entry WHERE id = entry.task \
-         RETURNING id, run, project, tasks.queue), \
-         runs AS (INSERT INTO runs (task, run, project, queue, taken_us, slices) \
-         SELECT id, run, project, queue, $2, '[]' FROM begun) \
-         SELECT entry.task, added_us, run, CASE WHEN entry.task IS NULL \
-         THEN (SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
-         FROM queues WHERE id = $1) END AS waits \
-         FROM (SELECT 1) AS one LEFT JOIN entry ON TRUE LEFT JOIN begun ON begun.id = entry.task",
-    )
-    .bind(queue)
-    .bind(now_us)
-    .fetch_one(pool)
-    .await?;
-    if let Some(task) = found.try_get("task")? {
-        let (added_us, run) = (found.try_get("added_us")?, found.try_get("run")?);
-        return Ok(AtOnce::Taken(Taken { task, added_us, run }));
-    }
-    match found.try_get::<Option<i64>, _>("waits")? {
-        None => Err(StoreError::NoQueue(queue.to_owned())),
-        Some(0) => Ok(AtOnce::Empty),
-        Some(_) => Ok(AtOnce::Kept),
-    }
-}
-
-/// Takes the first entry out of a queue, or the one of `only`: its task, and since when it waited. On PostgreSQL the task's
-/// row decides who may take it: a transaction that takes or changes a task locks the row first.
-async fn take_entry(
-    tx: &mut Tx,
-    queue: &str,
-    only: Option<&str>,
-) -> Result<Option<(String, i64)>, StoreError> {
-    if let Some(task) = only {
-        let one =
-            query_as("DELETE FROM queue_entries WHERE queue = $1 AND task = $2 RETURNING task, added_us");
-        let one = one.on_postgres(
-            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
-             WHERE queue_entries.queue = $1 AND task = $2 FOR UPDATE OF tasks) RETURNING task, added_us",
-        );
-        return Ok(one.bind(queue).bind(task).fetch_optional(tx).await?);
-    }
-    loop {
-        let first = query_as(
-            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries WHERE queue = $1 \
-             ORDER BY position LIMIT 1) RETURNING task, added_us",
-        );
-        let first = first.on_postgres(
-            "DELETE FROM queue_entries WHERE task = (SELECT task FROM queue_entries JOIN tasks ON tasks.id = task \
-             WHERE queue_entries.queue = $1 ORDER BY position LIMIT 1 FOR UPDATE OF tasks SKIP LOCKED) \
-             RETURNING task, added_us",
-        );
-        if let Some(taken) = first.bind(queue).fetch_optional(&mut *tx).await? {
-            return Ok(Some(taken));
-        }
-        // Others may keep what there is, and leave it after all: wait for them.
-        let kept = query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").on_postgres(
-            "SELECT task FROM queue_entries JOIN tasks ON tasks.id = task WHERE queue_entries.queue = $1 \
-             ORDER BY position LIMIT 1 FOR UPDATE OF tasks",
-        );
-        if kept.bind(queue).fetch_optional(&mut *tx).await?.is_none() {
-            return Ok(None);
-        }
-    }
 }
 
 pub(crate) async fn leave_queue(tx: &mut Tx, task: &str) -> Result<(), StoreError> {

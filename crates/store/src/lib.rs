@@ -42,6 +42,7 @@ mod scope;
 mod sessions;
 mod state;
 mod status;
+mod take;
 mod tasks;
 mod usage;
 mod users;
@@ -49,6 +50,7 @@ mod values;
 mod workers;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use cantle_metrics::{Fallback, Fallbacks};
@@ -87,6 +89,7 @@ pub struct Store {
     /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
     bell: bell::Bell,
+    takers: Arc<take::Takers>,
 }
 
 /// One write: a transaction.
@@ -143,8 +146,8 @@ impl Store {
             }
             Kind::Postgres => 0,
         };
-        let (last_id, bell) = (AtomicI64::new(last_id), bell::Bell::default());
-        Ok(Self { kind, writers, readers, last_id, bell })
+        let last_id = AtomicI64::new(last_id);
+        Ok(Self { kind, writers, readers, last_id, bell: bell::Bell::default(), takers: Arc::default() })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.

@@ -10,17 +10,31 @@ pub(crate) mod sqlite;
 mod words;
 mod writer;
 
+use std::sync::Arc;
+
 use sqlx::{PgPool, Sqlite, SqlitePool, Transaction};
 
 pub(crate) use builder::Sql;
 pub(crate) use query::{Row, Value, query, query_as, query_scalar, without_nul};
-pub(crate) use writer::{Outlives, Shared, Writer};
+pub(crate) use writer::{Outlives, Writer};
 
 /// The kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Sqlite,
     Postgres,
+}
+
+/// The error of a statement that was for several callers.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Shared(pub(crate) Arc<sqlx::Error>);
+
+impl Shared {
+    /// The error for one of them.
+    pub(crate) fn of(error: &Arc<sqlx::Error>) -> sqlx::Error {
+        std::io::Error::other(Self(Arc::clone(error))).into()
+    }
 }
 
 /// Connections to one of them.

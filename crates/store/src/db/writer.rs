@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sqlx::{Connection as _, Executor as _, SqliteConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
+use super::Shared;
 use super::query::Statement;
 
 /// What a transaction must survive.
@@ -31,11 +32,6 @@ pub(crate) enum Outlives {
 
 /// How a group ended.
 type Outcome = Result<(), Arc<sqlx::Error>>;
-
-/// The error of a commit that was for several callers.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Shared(pub(crate) Arc<sqlx::Error>);
 
 /// A connection for each; `None` when they are closed.
 #[derive(Debug)]
@@ -175,7 +171,7 @@ impl Writer {
         }
         let outcome = outcome.borrow().clone();
         let outcome = outcome.unwrap_or(Err(Arc::new(sqlx::Error::WorkerCrashed)));
-        outcome.map_err(|error| std::io::Error::other(Shared(error)).into())
+        outcome.map_err(|error| Shared::of(&error))
     }
 
     /// What was written is in the file itself afterwards.
