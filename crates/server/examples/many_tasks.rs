@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use cantle_model::TaskStatus;
 use cantle_server::CredentialsFile;
 use cantle_store::{Change, Database, NewTask, Scalar, Store};
 use serde_json::{Map, Value, json};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use common::{Fail, Served, is_judged, percentile, say};
@@ -52,10 +54,14 @@ async fn main() -> Result<ExitCode, Fail> {
     let queue = client.call_value("queues.create", &json!({"name": "q"})).await?["id"].clone();
     let database =
         database.unwrap_or_else(|| format!("sqlite:{}", state_dir.join("server/cantle.db").display()));
-    let store = Store::connect(&database.parse::<Database>()?).await?;
+    let store = Arc::new(Store::connect(&database.parse::<Database>()?).await?);
     fill(&store, &project, tasks).await?;
     wait_in(&store, &queue, tasks / 100).await?;
     store.close().await;
+    if database.starts_with("postgres") {
+        // As after `cantle db copy`: PostgreSQL would gather the statistics by itself some minutes later.
+        sqlx::query("ANALYZE").execute(&sqlx::PgPool::connect(&database).await?).await?;
+    }
     let sdk = |more: Value| {
         let mut body = json!({
             "project": [project], "only_fields": ["id", "name", "last_update", "system_tags"], "page": 0,
@@ -169,38 +175,55 @@ async fn wait_in(store: &Store, queue: &Value, count: usize) -> Result<(), Fail>
     Ok(())
 }
 
-async fn fill(store: &Store, project: &Value, count: usize) -> Result<(), Fail> {
+/// Batches at once: those of SQLite wait for each other.
+const FILLERS: usize = 8;
+
+async fn fill(store: &Arc<Store>, project: &Value, count: usize) -> Result<(), Fail> {
+    let mut filling = JoinSet::new();
+    for first in (0..count).step_by(1000) {
+        if filling.len() >= FILLERS {
+            filling.join_next().await.ok_or("nobody")???;
+        }
+        let (store, project) = (Arc::clone(store), project.clone());
+        filling
+            .spawn(async move { fill_in(&store, &project, first..(first + 1000).min(count), count).await });
+    }
+    while let Some(filled) = filling.join_next().await {
+        filled??;
+    }
+    Ok(())
+}
+
+/// These of all tasks.
+async fn fill_in(store: &Store, project: &Value, part: Range<usize>, count: usize) -> Result<(), Fail> {
     let doc = json!({"script": {"diff": "x".repeat(1500)}, "hyperparams": {}});
     let doc: Map<String, Value> = serde_json::from_value(doc)?;
-    for first in (0..count).step_by(1000) {
-        let mut scalars = Vec::new();
-        let mut new = Vec::new();
-        for n in first..(first + 1000).min(count) {
-            let time = 1_700_000_000_000_000 + i64::try_from(n)? * 1_000_000;
-            let tags = if n % 10_000 == 7 { vec!["rare".to_owned()] } else { vec!["common".to_owned()] };
-            new.push((
-                time,
-                NewTask {
-                    id: format!("{n:032x}"),
-                    name: format!("task-{n}"),
-                    kind: "training".to_owned(),
-                    project: project.as_str().map(str::to_owned),
-                    tags,
-                    doc: doc.clone(),
-                    ..NewTask::default()
-                },
-            ));
-            scalars.push(Scalar {
-                task: format!("{n:032x}"),
-                metric: "loss".to_owned(),
-                variant: "train".to_owned(),
-                iter: 1,
-                timestamp_ms: time / 1000,
-                value: f64::from(u32::try_from(n * 7919 % count)?),
-            });
-        }
-        store.create_ended(&new, TaskStatus::Completed).await?;
-        store.add_scalars(&scalars).await?;
+    let (mut scalars, mut new) = (Vec::new(), Vec::new());
+    for n in part {
+        let time = 1_700_000_000_000_000 + i64::try_from(n)? * 1_000_000;
+        let tags = if n % 10_000 == 7 { vec!["rare".to_owned()] } else { vec!["common".to_owned()] };
+        new.push((
+            time,
+            NewTask {
+                id: format!("{n:032x}"),
+                name: format!("task-{n}"),
+                kind: "training".to_owned(),
+                project: project.as_str().map(str::to_owned),
+                tags,
+                doc: doc.clone(),
+                ..NewTask::default()
+            },
+        ));
+        scalars.push(Scalar {
+            task: format!("{n:032x}"),
+            metric: "loss".to_owned(),
+            variant: "train".to_owned(),
+            iter: 1,
+            timestamp_ms: time / 1000,
+            value: f64::from(u32::try_from(n * 7919 % count)?),
+        });
     }
+    store.create_ended(&new, TaskStatus::Completed).await?;
+    store.add_scalars(&scalars).await?;
     Ok(())
 }

@@ -75,6 +75,8 @@ pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>
         query(sequence).execute(&mut write.tx).await?;
     }
     write.commit().await?;
+    // PostgreSQL plans by a table's statistics, and gathers them by itself minutes later: until then some lists take seconds.
+    query("ANALYZE").execute(&to.readers).await?;
     // Its connection is waited for.
     drop(source);
     from.close().await;
