@@ -21,6 +21,8 @@ RESERVATIONS = "cantle-reservation"
 VALUES = {"path": "classic"}
 GPUS, PLACEMENTS, RESERVED = "cantle.dev/gpus", "cantle.dev/placements", "cantle.dev/reservations"
 LABEL = "clearml-injector/fraction"
+# As the claim templates of an 80 GB GPU, by their names.
+FRACTIONS = {"half": "0.500", "quarter": "0.250", "whole": "1.000"}
 # The components that the harness starts itself.
 RUNNING = ("Deployment", "DaemonSet", "Service", "PodDisruptionBudget", "MutatingWebhookConfiguration", "ConfigMap")
 
@@ -100,10 +102,10 @@ class Scheduler:
         config = yaml.safe_load(map["data"]["scheduler.yaml"])
         config["clientConnection"] = {"kubeconfig": str(self.extender.kubeconfig)}
         config["extenders"][0]["urlPrefix"] = self.extender.url
-        path = folder / "scheduler.json"
-        path.write_text(json.dumps(config))
+        self.config, self.config_path = config, folder / "scheduler.json"
+        self.config_path.write_text(json.dumps(config))
         (port,) = free_ports(1)
-        words = [f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}"]
+        words = [f"--config={self.config_path}", "--bind-address=127.0.0.1", f"--secure-port={port}"]
         self.program = Program("cantle-scheduler", folder, [plane.programs / "kube-scheduler", *words])
         self.over, self.keeper = threading.Event(), threading.Thread(target=self.keep, daemon=True)
 
@@ -119,12 +121,42 @@ class Scheduler:
             if self.program.child.poll() is not None:
                 self.program.start()
 
+    @contextlib.contextmanager
+    def without_preference(self):
+        """Of the nodes with room, kube-scheduler's own scores choose one."""
+        (extender,) = self.config["extenders"]
+        others = {name: value for name, value in extender.items() if name != "prioritizeVerb"}
+        try:
+            self.restart({**self.config, "extenders": [others]})
+            yield
+        finally:
+            self.restart(self.config)
+
+    def restart(self, config):
+        self.config_path.write_text(json.dumps(config))
+        # The keeper starts it again.
+        self.program.stop()
+
     def stop(self):
         self.over.set()
         if self.keeper.is_alive():
             self.keeper.join()
         self.program.stop()
         self.extender.program.stop()
+
+
+def annotations(api, node):
+    return api.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations", {})
+
+
+def placements(api, node):
+    return json.loads(annotations(api, node).get(PLACEMENTS, "{}"))
+
+
+def give_slots(api, node):
+    """To a hand-made node, as its kubelet does once the plugin has registered."""
+    slots = {"cantle.dev/slice": "256"}
+    api.merge(f"/api/v1/nodes/{node}/status", {"status": {"capacity": slots, "allocatable": slots}})
 
 
 def forget(api, node):
@@ -142,10 +174,10 @@ class ClassicNode(Driver):
         super().__init__(plane, home, node, machine, plugins, kubelet_dir)
 
     def annotations(self):
-        return self.plane.api.get(f"/api/v1/nodes/{self.node}")["metadata"].get("annotations", {})
+        return annotations(self.plane.api, self.node)
 
     def placements(self):
-        return json.loads(self.annotations().get(PLACEMENTS, "{}"))
+        return placements(self.plane.api, self.node)
 
     def reservations(self):
         return json.loads(self.annotations().get(RESERVED, "{}"))
@@ -179,6 +211,10 @@ class ClassicNode(Driver):
 
 
 class ClassicPods(Documented):
+    def create(self, name, template=None, limits=None, command=("python3", "-c", FILL)):
+        """As on the DRA path, for tests of both."""
+        self.ask(name, FRACTIONS.get(template), command, limits=limits)
+
     def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None, **spec):
         thing = pod({LABEL: fraction} if fraction else {}, annotations, limits, name=name)
         thing["spec"]["containers"][0]["command"] = list(command)
@@ -186,10 +222,6 @@ class ClassicPods(Documented):
         if node:
             thing["spec"]["nodeName"] = node
         return self.api.create(self.path, thing)
-
-    def why(self, name):
-        conditions = self.get(name)["status"].get("conditions", [])
-        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
 
     def waits_for(self, name):
         states = self.get(name)["status"].get("containerStatuses", [])

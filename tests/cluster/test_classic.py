@@ -14,10 +14,12 @@ from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
 from gpu_objects import wait_shown
 from page import Shell
-from processes import wait_until
+from processes import free_ports, wait_until
 from test_churn import check_node
 from test_documented_pods import held
-from test_pods import OUT_OF_MEMORY
+from test_metrics import each_pod_is_measured
+from test_pods import OUT_OF_MEMORY, nothing_is_lost
+from test_two_nodes import gives_what_it_has
 from worker import KUBELET_DIR
 
 GIB = 1 << 30
@@ -38,8 +40,8 @@ def start(system, make_node):
 
 @pytest.fixture
 def on_worker(worker, start):
-    def on_worker(gpus, *flags):
-        node = start(worker.name, worker.with_gpus(gpus), *flags)
+    def on_worker(gpus, *flags, on=worker):
+        node = start(on.name, on.with_gpus(gpus), *flags)
         node.wait_registered()
         return node
 
@@ -108,6 +110,22 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
     status = pods.get("half")["status"]["containerStatuses"][0]
     assert (status["containerID"], status["restartCount"]) == (before, 0)
     assert lease in node.leases() and len(node.leases()) == 2
+
+
+@pytest.mark.classic("The API server does not answer")
+def test_nothing_is_lost_while_the_api_server_is_away(pods, on_worker, plane):
+    nothing_is_lost(pods, on_worker("1xA100-80GB"), plane)
+
+
+@pytest.mark.classic("Two nodes with different GPUs")
+def test_each_node_gives_what_it_has(second_worker, pods, on_worker):
+    gives_what_it_has(pods, on_worker("1xA100-80GB"), on_worker("1xA100-80GB", on=second_worker))
+
+
+@pytest.mark.classic("Metrics of each pod")
+def test_use_limit_and_refusals_of_each_pod(pods, on_worker, namespace):
+    (port,) = free_ports(1)
+    each_pod_is_measured(pods, namespace, on_worker("1xA100-80GB", "--observe-listen", f"127.0.0.1:{port}"), port)
 
 
 def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):

@@ -22,7 +22,10 @@ def sample(text, name, **labels):
 def test_use_limit_and_refusals_of_each_pod(start, plane, namespace, templates):
     (port,) = free_ports(1)
     driver = start("1xA100-80GB", "--observe-listen", f"127.0.0.1:{port}")
-    pods = Pods(plane.api, namespace)
+    each_pod_is_measured(Pods(plane.api, namespace), namespace, driver, port)
+
+
+def each_pod_is_measured(pods, namespace, driver, port):
     pods.create("half", "half")
     # It takes all that it gets, in steps of 256 MiB.
     half = pods.said("half")
@@ -44,8 +47,7 @@ def test_use_limit_and_refusals_of_each_pod(start, plane, namespace, templates):
     # The outside witness.
     (gpu,) = driver.truth()
     assert used == gpu["used_bytes"], (used, gpu)
-    uuid = driver.devices()["gpu-0-shared"]["attributes"]["uuid"]["string"]
-    assert (labels["gpu"], labels["UUID"], labels["Hostname"]) == ("0", uuid, driver.node)
+    assert (labels["gpu"], labels["UUID"], labels["Hostname"]) == ("0", gpu["uuid"], driver.node)
     # Negative control: a pod that takes nothing uses nothing, and is refused nothing.
     pods.create("idle", "quarter", command=("sleep", "600"))
     pods.wait_running("idle")

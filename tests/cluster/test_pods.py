@@ -48,6 +48,11 @@ class Pods:
     def wait_running(self, name):
         wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 180, lambda: self.get(name)["status"])
 
+    def why(self, name):
+        """The scheduler's reason for not placing it, or nothing."""
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+
     def device(self, name):
         """The scheduler's allocation."""
         claim = self.get(name)["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
@@ -145,20 +150,32 @@ def test_a_killed_driver_leaks_nothing(pods, start):
 @pytest.mark.dra("A GPU is lost")
 def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
     driver = start("2xA100-80GB")
-    pods.create("half", "half", command=("sleep", "600"))
-    pods.wait_running("half")
-    assert pods.device("half") == "gpu-0-shared"
+    lost_and_found(pods, driver, lambda: driver.devices()["gpu-0-shared"].get("taints"))
+
+
+def lost_and_found(pods, driver, is_told):
+    """The pod on the lost GPU stays as it is; others get the other GPU, and wait for the first once that is full."""
+    pods.create("half", "half")
+    assert pods.said("half")["code"] == OUT_OF_MEMORY
+    before = used(driver)
+    assert before and not used(driver, 1)
     wait_until(lambda: pods.health("half") == "Healthy", 60, lambda: pods.get("half")["status"])
     driver.faults("* gpu=0 error=15\n")
     wait_until(lambda: pods.health("half") == "Unhealthy", 60, lambda: (pods.get("half")["status"], driver.log()))
     # The kubelet and the API server hear of it at different times; until the latter does, a pod may still be placed there.
-    wait_until(lambda: driver.devices()["gpu-0-shared"].get("taints"), 60, driver.log)
-    pods.create("quarter", "quarter")
-    assert pods.said("quarter")["total"] == 20 << 10
-    assert pods.device("quarter") == "gpu-1-shared"
+    wait_until(is_told, 60, driver.log)
+    for name in ("quarter", "half"):
+        pods.create(f"other-{name}", name)
+        assert pods.said(f"other-{name}")["code"] == OUT_OF_MEMORY
+    assert used(driver) == before and 58 * GIB < used(driver, 1) <= 60 * GIB
+    pods.create("waits", "half")
+    wait_until(lambda: pods.why("waits"), 60, lambda: pods.get("waits")["status"])
+    assert pods.health("other-half") == "Healthy"
     driver.faults("")
     wait_until(lambda: pods.health("half") == "Healthy", 60, lambda: pods.get("half")["status"])
+    assert pods.said("waits")["code"] == OUT_OF_MEMORY
     assert pods.get("half")["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert before < used(driver) <= 80 * GIB
 
 
 @pytest.mark.dra("MIG mode by the label of the node")
@@ -182,7 +199,10 @@ def test_the_nodes_label_is_heeded_while_pods_run(pods, start, label):
 
 @pytest.mark.dra("The API server does not answer")
 def test_without_the_api_server_nothing_is_lost(pods, start, plane):
-    driver = start("1xH100-80GB:mig")
+    nothing_is_lost(pods, start("1xH100-80GB:mig"), plane)
+
+
+def nothing_is_lost(pods, driver, plane):
     pods.create("half", "half")
     assert pods.said("half")["code"] == OUT_OF_MEMORY
     before = (driver.leases(), driver.truth(), driver.slices())

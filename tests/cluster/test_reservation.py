@@ -90,10 +90,6 @@ class Foreign(Pods):
         self.wait_running(name)
         wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
 
-    def why(self, name):
-        conditions = self.get(name)["status"].get("conditions", [])
-        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
-
     def wait_short(self, name):
         wait_until(lambda: "Insufficient nvidia.com/gpu" in self.why(name), 60, lambda: self.get(name)["status"])
 

@@ -7,9 +7,12 @@ from test_pods import OUT_OF_MEMORY, Pods, used
 
 @pytest.mark.dra("Two nodes with different GPUs")
 def test_each_node_gives_what_it_has(plane, second_worker, start, namespace, templates):
+    gives_what_it_has(Pods(plane.api, namespace), start("1xH100-80GB"), start("1xH100-80GB", on=second_worker))
+
+
+def gives_what_it_has(pods, *drivers):
     """Two pods request a GPU each; then their GPUs are shared, and pods of one node do not count on the other."""
-    nodes = {"worker": start("1xH100-80GB"), "second": start("1xH100-80GB", on=second_worker)}
-    pods = Pods(plane.api, namespace)
+    nodes = {driver.node: driver for driver in drivers}
     place = lambda name: pods.get(name)["spec"]["nodeName"]
     for name in ["one", "two"]:
         pods.create(name, "whole", command=("sleep", "600"))
