@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import musl
 import own_libcuda
 import shares
 import user_namespaces
@@ -248,6 +249,14 @@ def test_gpus_change_between_shares_and_instances(pods, on_worker, label):
     by_pod = {each["pod"].split("/")[1]: each["slices"][0]["gpu"] for each in node.placements().values()}
     (gpu,) = [gpu for gpu in node.truth() if gpu["uuid"] == by_pod["stays"]]
     assert len(gpu["processes"]) == 1 and gpu["used_bytes"] > 38 * GIB and not gpu["mig"]
+
+
+@pytest.mark.classic("An image with musl and without glibc (Alpine) is refused at its start, with the reason")
+def test_an_image_of_musl_is_refused_with_the_reason(plane, system, worker, make_node, namespace, tmp_path):
+    musl.load_image(worker, tmp_path)
+    node = make_node(own_libcuda.CoveringClassicNode, worker.name, worker.with_gpus("1xA100-40GB"))
+    node.wait_registered()
+    musl.refused_with_the_reason(ClassicPods(plane.api, namespace))
 
 
 @pytest.fixture
