@@ -1,5 +1,6 @@
 """The classic path on a real kubelet, with nothing of claims on devices: what the extender gave is what pods have."""
 
+import collections
 import concurrent.futures
 import functools
 import json
@@ -9,9 +10,11 @@ import pytest
 import musl
 import own_libcuda
 import shares
+import test_packing
 import user_namespaces
 from api import PARTITIONED, RESOURCE
-from classic import ClassicNode, ClassicPods, Extender, running
+from api import node as node_object
+from classic import GPUS, PLACEMENTS, ClassicNode, ClassicPods, Extender, give_slots, placements, running
 from documented import MIG
 from gpu_objects import wait_shown
 from page import Shell
@@ -180,6 +183,61 @@ def test_two_extenders_at_once_give_different_room(plane, start, hand_made, name
     assert errors.count("") == 4 and all("needs 0.375 GPU" in error for error in errors if error), errors
     by_gpu = [slice["gpu"] for placement in node.placements().values() for slice in placement["slices"]]
     assert sorted(by_gpu.count(gpu) for gpu in set(by_gpu)) == [2, 2]
+
+
+@pytest.mark.classic("GPUs of another size are added while a pod waits")
+def test_a_pod_that_waits_gets_a_gpu_that_comes(plane, start, hand_made, namespace):
+    node, pods, later = start(hand_made, "1xA100-40GB"), ClassicPods(plane.api, namespace), "hand-joins"
+    place = lambda name: pods.get(name)["spec"].get("nodeName")
+    given = lambda node, pod: [each["slices"][0]["memory_limit_bytes"] for each in node.placements().values() if each["pod"] == f"{namespace}/{pod}"]
+    give_slots(plane.api, hand_made)
+    pods.ask("first", "0.875")
+    wait_until(lambda: place("first") == hand_made, 60, lambda: pods.get("first")["status"])
+    pods.ask("waits", "0.875")
+    wait_until(lambda: "needs 0.875 GPU, free 0.125" in pods.why("waits"), 60, lambda: pods.get("waits")["status"])
+    plane.api.create("/api/v1/nodes", node_object(later))
+    try:
+        joined = start(later, "2xA100-80GB")
+        give_slots(plane.api, later)
+        wait_until(lambda: place("waits") == later, 60, lambda: pods.get("waits")["status"])
+        # A fraction is of the GPU that the pod gets.
+        assert (given(node, "first"), given(joined, "waits")) == ([35 * GIB], [70 * GIB])
+        assert place("first") == hand_made
+    finally:
+        plane.api.delete(f"/api/v1/nodes/{later}")
+
+
+@pytest.fixture
+def packed_nodes(plane, hand_made, start):
+    """As those of the DRA path; each GPU of the cluster is another one."""
+    gpus = start(hand_made, f"{test_packing.GPUS}xA100-40GB").slices()
+
+    def offer(name):
+        plane.api.merge(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {GPUS: gpus.replace("GPU-", f"GPU-{name}-")}}})
+        give_slots(plane.api, name)
+        return []
+
+    with test_packing.nodes_as(plane, hand_made, offer) as names:
+        yield names
+
+
+@pytest.mark.classic("GPUs are filled before others are started")
+def test_pods_fill_gpus_before_others_are_begun(plane, packed_nodes, namespace, system):
+    def placed(count):
+        used = test_packing.nodes_of(plane, namespace, count, system.extender.program.log)
+        given = [(name, slice["gpu"]) for name in packed_nodes for each in placements(plane.api, name).values() for slice in each["slices"]]
+        return used, collections.Counter(given)
+
+    owners = test_packing.start_all(plane, namespace)
+    test_packing.check_packed(packed_nodes, *placed(test_packing.PODS))
+    test_packing.remove(plane, namespace, *owners)
+    # No device plugin runs there, which would do this.
+    for name in packed_nodes:
+        plane.api.merge(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {PLACEMENTS: None}}})
+    with system.without_preference():
+        test_packing.by_hand(plane, namespace, 64)
+        test_packing.check_spread(*placed(64))
+    test_packing.remove(plane, namespace)
 
 
 def test_instances_of_a_gpu_in_mig_mode(pods, on_worker):

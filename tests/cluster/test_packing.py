@@ -3,6 +3,7 @@ of a machine with simulated GPUs; kube-scheduler is as it is, with its default c
 
 import collections
 import concurrent.futures
+import contextlib
 import copy
 import os
 
@@ -23,16 +24,22 @@ LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/cantle-webh
 
 @pytest.fixture
 def nodes(plane, hand_made, make_driver):
-    """Of four GPUs each; the first one is left out, its driver would tell them apart."""
     driver = make_driver(hand_made, f"{GPUS}xA100-40GB")
     slices = wait_until(driver.published, 60, "the devices")
-    names, clones = [f"hand-packed-{at}" for at in range(NODES)], []
+    with nodes_as(plane, hand_made, lambda name: [clone(plane.api, of_node(each, name), name) for each in slices]) as names:
+        yield names
+
+
+@contextlib.contextmanager
+def nodes_as(plane, hand_made, offer):
+    """Of four GPUs each; the first one is left out, its driver would tell them apart. `offer` writes what a node has, and gives the paths."""
+    names, offered = [f"hand-packed-{at}" for at in range(NODES)], []
     for name in names:
         plane.api.create("/api/v1/nodes", node(name))
-        clones += [clone(plane.api, of_node(each, name), name) for each in slices]
+        offered += offer(name)
     plane.api.merge(f"/api/v1/nodes/{hand_made}", {"spec": {"unschedulable": True}})
     yield names
-    for path in [*clones, *(f"/api/v1/nodes/{name}" for name in names)]:
+    for path in [*offered, *(f"/api/v1/nodes/{name}" for name in names)]:
         plane.api.delete(path)
 
 
@@ -82,14 +89,43 @@ def by_owner(plane, namespace, kind, count):
     return f"{path}/packed"
 
 
-def placed(plane, namespace, count, log):
-    """The placement of pods: nodes, and their GPUs with the number of pods there."""
+def start_all(plane, namespace):
+    """Pods of two owners and without one; gives the owners. A Service selects them: then kube-scheduler spreads pods over nodes, regardless
+    of their other scores."""
+    service = {"metadata": {"name": "packed"}, "spec": {"selector": {"app": "packed"}, "ports": [{"port": 80}]}}
+    plane.api.create(f"/api/v1/namespaces/{namespace}/services", service)
+    owners = [by_owner(plane, namespace, kind, PODS // 4) for kind in ("replicasets", "statefulsets")]
+    by_hand(plane, namespace, PODS // 2)
+    return owners
+
+
+def nodes_of(plane, namespace, count, log):
+    """The nodes of so many pods, with the number of pods there."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     there = lambda: [each["spec"]["nodeName"] for each in plane.api.items(pods) if each["spec"].get("nodeName")]
     wait_until(lambda: len(there()) == count, 300, lambda: f"{len(there())} have a place\n{log()[-2000:]}")
+    return collections.Counter(there())
+
+
+def placed(plane, namespace, count, log):
+    """The placement of pods: nodes, and their GPUs with the number of pods there."""
+    used = nodes_of(plane, namespace, count, log)
     claims = plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims")
     results = [result for claim in claims for result in claim["status"]["allocation"]["devices"]["results"]]
-    return collections.Counter(there()), collections.Counter((each["pool"], each["device"]) for each in results)
+    return used, collections.Counter((each["pool"], each["device"]) for each in results)
+
+
+def check_packed(nodes, used, gpus):
+    print(f"\n{PODS} pods of 0.125: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
+    assert set(used) <= set(nodes)
+    # 25 on an idle machine. Where an attempt of kube-scheduler fails, it may try the pod again before its best node is known.
+    assert len(gpus) <= IDEAL_GPUS + 3, sorted(gpus.items())
+
+
+def check_spread(used, gpus):
+    """Negative control: kube-scheduler alone, and 64 pods, which are two nodes' worth."""
+    print(f"64 pods of 0.125 without packing: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
+    assert len(used) >= min(NODES, 64) // 2, used
 
 
 def remove(plane, namespace, *owners):
@@ -101,25 +137,14 @@ def remove(plane, namespace, *owners):
 
 @pytest.mark.dra("GPUs are filled before others are started")
 def test_pods_fill_gpus_before_others_are_begun(plane, nodes, namespace, injector):
-    # A Service selects them: then kube-scheduler spreads pods over nodes, regardless of their other scores.
-    service = {"metadata": {"name": "packed"}, "spec": {"selector": {"app": "packed"}, "ports": [{"port": 80}]}}
-    plane.api.create(f"/api/v1/namespaces/{namespace}/services", service)
     packing = injector()
-    owners = [by_owner(plane, namespace, kind, PODS // 4) for kind in ("replicasets", "statefulsets")]
-    by_hand(plane, namespace, PODS // 2)
-    used, gpus = placed(plane, namespace, PODS, packing.program.log)
-    print(f"\n{PODS} pods of 0.125: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
-    assert set(used) <= set(nodes)
-    # 25 on an idle machine. Where an attempt of kube-scheduler fails, it may try the pod again before the next nomination has come.
-    assert len(gpus) <= IDEAL_GPUS + 3, sorted(gpus.items())
+    owners = start_all(plane, namespace)
+    check_packed(nodes, *placed(plane, namespace, PODS, packing.program.log))
     remove(plane, namespace, *owners)
     packing.remove()
-    # Negative control: kube-scheduler alone. 64 pods are 2 nodes' worth.
     alone = injector("--no-packing")
     by_hand(plane, namespace, 64)
-    used, gpus = placed(plane, namespace, 64, alone.program.log)
-    print(f"64 pods of 0.125 without packing: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
-    assert len(used) >= min(NODES, 64) // 2, used
+    check_spread(*placed(plane, namespace, 64, alone.program.log))
     remove(plane, namespace)
 
 
