@@ -16,13 +16,13 @@ from api import PARTITIONED, RESOURCE
 from api import node as node_object
 from classic import GPUS, PLACEMENTS, ClassicNode, ClassicPods, Extender, give_slots, placements, running
 from documented import MIG
-from gpu_objects import wait_shown
+from gpu_objects import rows, wait_shown
 from page import Shell
 from processes import free_ports, wait_until
 from test_churn import check_node
 from test_documented_pods import held
 from test_metrics import each_pod_is_measured
-from test_pods import OUT_OF_MEMORY, nothing_is_lost
+from test_pods import OUT_OF_MEMORY, lost_and_found, nothing_is_lost
 from test_two_nodes import gives_what_it_has
 from worker import KUBELET_DIR
 
@@ -119,6 +119,13 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
 @pytest.mark.classic("The API server does not answer")
 def test_nothing_is_lost_while_the_api_server_is_away(pods, on_worker, plane):
     nothing_is_lost(pods, on_worker("1xA100-80GB"), plane)
+
+
+@pytest.mark.since("1.36.0", "does not report the health of slots")
+@pytest.mark.classic("A GPU is lost")
+def test_a_lost_gpu_is_told_and_leaves_the_other(plane, pods, on_worker, programs, tmp_path):
+    node, shell = on_worker("2xA100-80GB", "--gpu-objects"), Shell(plane, programs, tmp_path)
+    lost_and_found(pods, node, lambda: [row["HEALTH"] for row in rows(shell)] == ["Lost", "Healthy"])
 
 
 @pytest.mark.classic("Two nodes with different GPUs")

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_decide::Offer;
-use cantle_model::{GpuUuid, Lease};
+use cantle_model::{GpuUuid, Lease, Slice};
 use cantle_node::AllocatableGpus;
 use cantle_runtime::cdi;
 use jiff::Timestamp;
@@ -27,6 +27,14 @@ use cantle_kube_model::phase::has_ended;
 
 /// A placement whose pod has not arrived by then belongs to a pod that was not bound.
 const BOUND_WITHIN_MS: i64 = 60_000;
+
+/// What the node has published.
+pub(super) struct Published {
+    /// Is there a GPU that answers?
+    pub(super) has_gpus: bool,
+    /// Pods (`namespace/name`) with a slice of a GPU that does not.
+    pub(super) lost_pods: BTreeSet<String>,
+}
 
 /// Holds the slices.
 pub(super) struct Manager {
@@ -173,8 +181,18 @@ impl Manager {
         Ok(())
     }
 
-    /// Records the node's offers; returns whether there are any.
-    pub(super) async fn publish(&self) -> Result<bool, KubeError> {
+    /// The slots that these pods have.
+    pub(super) async fn slots_of(&self, pods: &BTreeSet<String>) -> Result<BTreeSet<String>, KubeError> {
+        if pods.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let held = slots(&self.kubelet_dir).await?.into_iter();
+        let theirs = held.filter(|held| pods.contains(&format!("{}/{}", held.namespace, held.pod)));
+        Ok(theirs.map(|held| held.id).collect())
+    }
+
+    /// Records the node's offers.
+    pub(super) async fn publish(&self) -> Result<Published, KubeError> {
         // An older observation must not overwrite a newer one.
         let _turn = self.turn.lock().await;
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
@@ -190,9 +208,11 @@ impl Manager {
         let write = |record: &mut NodeRecord| {
             let has_changed = record.gpus != offered;
             record.gpus.clone_from(&offered);
-            Ok(has_changed.then(|| taken_away(&offered, &record.placements)))
+            let taken = has_changed.then(|| taken_away(&offered, &record.placements));
+            Ok((taken, lost(&offered, &record.placements)))
         };
-        if let Some(taken) = change(&self.nodes(), &self.node, write).await? {
+        let (taken, lost_pods) = change(&self.nodes(), &self.node, write).await?;
+        if let Some(taken) = taken {
             for (gpu, pod) in taken {
                 tracing::warn!(
                     gpu,
@@ -201,7 +221,7 @@ impl Manager {
                 );
             }
         }
-        Ok(!offered.is_empty())
+        Ok(Published { has_gpus: !offered.is_empty(), lost_pods })
     }
 
     /// The GPUs without what other pods have of them, and the slices on them.
@@ -268,6 +288,13 @@ fn taken_away(offered: &[OfferedGpu], placements: &Placements) -> Vec<(u32, Stri
         placements.values().flat_map(|p| &p.slices).map(|slice| &slice.gpu).collect();
     let taken = offered.iter().filter(|of| slices.contains(&of.gpu.uuid));
     taken.filter_map(|of| Some((of.gpu.index, of.holder.as_ref()?.stranger()?.to_owned()))).collect()
+}
+
+/// The pods with slices of GPUs that are not offered any more.
+fn lost(offered: &[OfferedGpu], placements: &Placements) -> BTreeSet<String> {
+    let is_there = |slice: &Slice| offered.iter().any(|of| of.gpu.uuid == slice.gpu);
+    let lost = placements.values().filter(|placement| !placement.slices.iter().all(is_there));
+    lost.map(|placement| placement.pod.clone()).collect()
 }
 
 /// Does a process run in a cgroup of this pod? Its name has the UID, with `_` where systemd makes it.

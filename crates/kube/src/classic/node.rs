@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::manager::Manager;
-use super::plugin::serve;
+use super::plugin::{SlotHealth, serve};
 use crate::node::{
     GpuObjects, LOOK_EVERY, Label, Metrics, blocking, keep_containers, keep_gpu_objects, keep_partitioned,
     keep_watch, ticks,
@@ -60,9 +60,10 @@ pub async fn run(
         Manager::new(client.clone(), &config, Arc::clone(&grants), Arc::clone(&metrics), plugin.reservation);
     let manager = Arc::new(manager);
     // A failure of the first publication is an error of the start; later ones are retried.
-    let (health, healthy) = watch::channel(manager.publish().await?);
+    let published = manager.publish().await?;
+    let (health, told) = watch::channel(SlotHealth { has_gpus: published.has_gpus, ..SlotHealth::default() });
     let served = tokio::select! {
-        served = serve(Arc::clone(&manager), healthy, &plugin.dir, stop) => served,
+        served = serve(Arc::clone(&manager), told, &plugin.dir, stop) => served,
         never = keep_published(&manager, &health) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_containers(metrics, config.kubelet_dir.clone()) => match never {},
@@ -80,15 +81,20 @@ async fn turn_mig_on(grants: &Arc<AllocatableGpus>) -> Result<(), KubeError> {
     blocking(grants, |grants| Ok(grants.turn_mig_on()?)).await
 }
 
-async fn keep_published(manager: &Manager, health: &watch::Sender<bool>) -> Infallible {
+async fn keep_published(manager: &Manager, health: &watch::Sender<SlotHealth>) -> Infallible {
     let mut look = ticks(LOOK_EVERY);
     loop {
         look.tick().await;
-        match manager.publish().await {
-            Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now) != now)),
+        match publish(manager).await {
+            Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now.clone()) != now)),
             Err(error) => tracing::warn!(%error, "the published devices do not change"),
         }
     }
+}
+
+async fn publish(manager: &Manager) -> Result<SlotHealth, KubeError> {
+    let published = manager.publish().await?;
+    Ok(SlotHealth { has_gpus: published.has_gpus, lost: manager.slots_of(&published.lost_pods).await? })
 }
 
 /// After every change of a pod here, and now and then.

@@ -1,6 +1,7 @@
 //! The device plugin. It offers slots without a meaning; a slot becomes a slice when the container that has it is about
 //! to start.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,16 +37,29 @@ const SOCKET: &str = "cantle.dev-slice.sock";
 /// Interval of the check that the kubelet still knows the plugin.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-struct Plugin {
-    manager: Arc<Manager>,
+/// Which slots work. The kubelet shows it in the status of the pods that have them, and gives the others to pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotHealth {
     /// Is there a GPU that answers?
-    healthy: watch::Receiver<bool>,
+    pub(super) has_gpus: bool,
+    /// Those of pods whose GPU is lost.
+    pub(super) lost: BTreeSet<String>,
 }
 
-fn slots(healthy: bool) -> ListAndWatchResponse {
-    let health = if healthy { "Healthy" } else { "Unhealthy" };
-    let device = |at| Device { id: format!("slot-{at:03}"), health: health.to_owned() };
-    ListAndWatchResponse { devices: (0..SLOTS).map(device).collect() }
+impl SlotHealth {
+    fn devices(&self) -> ListAndWatchResponse {
+        let device = |at| {
+            let id = format!("slot-{at:03}");
+            let is_healthy = self.has_gpus && !self.lost.contains(&id);
+            Device { id, health: if is_healthy { "Healthy" } else { "Unhealthy" }.to_owned() }
+        };
+        ListAndWatchResponse { devices: (0..SLOTS).map(device).collect() }
+    }
+}
+
+struct Plugin {
+    manager: Arc<Manager>,
+    health: watch::Receiver<SlotHealth>,
 }
 
 #[tonic::async_trait]
@@ -60,16 +74,13 @@ impl DevicePlugin for Plugin {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let first = Some(*self.healthy.borrow());
-        let changes = stream::unfold((first, self.healthy.clone()), async |(first, mut healthy)| {
-            let now = match first {
-                Some(now) => now,
-                None => {
-                    healthy.changed().await.ok()?;
-                    *healthy.borrow_and_update()
-                }
-            };
-            Some((Ok(slots(now)), (None, healthy)))
+        let mut health = self.health.clone();
+        // The first answer has what is known now.
+        health.mark_changed();
+        let changes = stream::unfold(health, async |mut health| {
+            health.changed().await.ok()?;
+            let devices = health.borrow_and_update().devices();
+            Some((Ok(devices), health))
         });
         Ok(Response::new(Box::pin(changes)))
     }
@@ -118,14 +129,14 @@ impl DevicePlugin for Plugin {
 /// If the socket can't be made, or fails.
 pub(super) async fn serve(
     manager: Arc<Manager>,
-    healthy: watch::Receiver<bool>,
+    health: watch::Receiver<SlotHealth>,
     dir: &Path,
     stop: watch::Receiver<bool>,
 ) -> Result<(), KubeError> {
     let own = dir.join(SOCKET);
     loop {
         let socket = listen(&own)?;
-        let plugin = Plugin { manager: Arc::clone(&manager), healthy: healthy.clone() };
+        let plugin = Plugin { manager: Arc::clone(&manager), health: health.clone() };
         let served =
             Server::builder().add_service(DevicePluginServer::new(plugin)).serve_with_incoming(socket);
         tokio::select! {

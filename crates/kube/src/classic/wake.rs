@@ -60,21 +60,43 @@ impl Waker {
 /// The nodes with new free capacity.
 #[derive(Default)]
 struct Freed {
-    /// The number of placements on each node, and of GPUs that other pods have.
-    placed: BTreeMap<String, usize>,
+    /// Each node as it was last.
+    nodes: BTreeMap<String, Seen>,
     /// In this turn.
     now: Option<String>,
     /// In the one before.
     before: Option<String>,
 }
 
+/// What pods can have of a node.
+struct Seen {
+    /// The number of placements, and of GPUs that other pods have.
+    taken: usize,
+    /// Its GPUs, whoever has them.
+    gpus: Vec<OfferedGpu>,
+}
+
+impl Seen {
+    fn of(record: &NodeRecord) -> Self {
+        let is_taken = |of: &&OfferedGpu| matches!(of.holder, Some(PluginHolder::Pod(_)));
+        let taken = record.placements.len() + record.gpus.iter().filter(is_taken).count();
+        let gpus = record.gpus.iter().map(|of| OfferedGpu { holder: None, ..of.clone() }).collect();
+        Self { taken, gpus }
+    }
+
+    /// Pods have ended since then, or a GPU has come or serves something else.
+    fn has_more_than(&self, before: &Self) -> bool {
+        self.taken < before.taken || self.gpus.iter().any(|of| !before.gpus.contains(of))
+    }
+}
+
 impl Freed {
     fn see(&mut self, record: &NodeRecord) {
-        let is_taken = |of: &&OfferedGpu| matches!(of.holder, Some(PluginHolder::Pod(_)));
-        let count = record.placements.len() + record.gpus.iter().filter(is_taken).count();
-        if self.placed.insert(record.node.clone(), count).is_some_and(|known| count < known) {
+        let seen = Seen::of(record);
+        if self.nodes.get(&record.node).is_some_and(|before| seen.has_more_than(before)) {
             self.now = Some(record.node.clone());
         }
+        self.nodes.insert(record.node.clone(), seen);
     }
 
     /// A node on which room came free at least a turn ago; each time is reported once.
@@ -93,6 +115,7 @@ async fn touch(nodes: &Api<Node>, name: &str) -> Result<(), kube::Error> {
 mod tests {
     use super::*;
     use cantle_kube_model::classic::record::PlacedPod;
+    use cantle_model::{Gpu, GpuUuid};
 
     #[test]
     fn free_room_is_told_once_and_a_whole_turn_later() {
@@ -108,5 +131,29 @@ mod tests {
         assert_eq!((freed.turn(), freed.turn()), (None, None), "nothing came free");
         see(&mut freed, &["b", "c"]);
         assert_eq!((freed.turn(), freed.turn(), freed.turn()), (None, Some("n".to_owned()), None));
+    }
+
+    #[test]
+    fn a_gpu_that_comes_is_free_room() {
+        let offered = |index| {
+            let uuid = GpuUuid(format!("GPU-{index}"));
+            let gpu = Gpu { uuid, index, model: "A100".to_owned(), memory_bytes: 40 << 30, mig: false };
+            OfferedGpu { gpu, table: None, switches: false, holder: None, together: None }
+        };
+        let mut freed = Freed::default();
+        let mut tells = |gpus: Vec<OfferedGpu>| {
+            freed.see(&NodeRecord { node: "n".to_owned(), gpus, ..NodeRecord::default() });
+            freed.turn();
+            freed.turn().is_some()
+        };
+        assert!(!tells(vec![offered(0), offered(1)]), "a node that is new");
+        assert!(!tells(vec![offered(1)]), "one is lost");
+        assert!(tells(vec![offered(0), offered(1)]));
+        let held = OfferedGpu { holder: Some(PluginHolder::Nobody), ..offered(0) };
+        assert!(!tells(vec![held, offered(1)]), "the same GPU");
+        assert!(
+            tells(vec![offered(0), OfferedGpu { switches: true, ..offered(1) }]),
+            "it serves instances too"
+        );
     }
 }
