@@ -21,6 +21,8 @@ from page import Shell
 from processes import free_ports, wait_until
 from test_churn import check_node
 from test_documented_pods import held
+from test_gpu_quota import Team, counts_add_up, slices_are_counted
+from test_look import cantle as cantle
 from test_metrics import each_pod_is_measured
 from test_pods import OUT_OF_MEMORY, lost_and_found, nothing_is_lost
 from test_two_nodes import gives_what_it_has
@@ -131,6 +133,31 @@ def test_a_lost_gpu_is_told_and_leaves_the_other(plane, pods, on_worker, program
 @pytest.mark.classic("Two nodes with different GPUs")
 def test_each_node_gives_what_it_has(second_worker, pods, on_worker):
     gives_what_it_has(pods, on_worker("1xA100-80GB"), on_worker("1xA100-80GB", on=second_worker))
+
+
+@pytest.fixture
+def team(system, pods, on_worker, namespace):
+    class ClassicTeam(Team):
+        def is_refused(self, name, why):
+            return why in pods.why(name)
+
+        def wait_placed(self, *names):
+            super().wait_placed(*names)
+            # One that is deleted before its start keeps its place for a minute.
+            for name in names:
+                pods.wait_running(name)
+
+    on_worker("4xA100-40GB")
+    return ClassicTeam(pods.api, namespace, system.extender.program.log)
+
+
+@pytest.mark.classic("A quota of the namespace on `requests.nvidia.com/gpu` counts slices")
+def test_a_quota_of_gpus_counts_slices_that_have_a_place(team, cantle):
+    slices_are_counted(team, cantle)
+
+
+def test_two_kinds_of_counts_add_up_on_the_classic_path(team):
+    counts_add_up(team)
 
 
 @pytest.mark.classic("Metrics of each pod")

@@ -6,10 +6,12 @@ use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{GpuRequest, Milli};
+use cantle_decide::Offer;
+use cantle_model::{GpuRequest, Milli, Slice};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::classic::record::{NodeRecord, OfferedGpu, PlacedPod};
 use crate::cluster::{ClusterView, PodSlices};
 use crate::dra::claim::bytes;
 use crate::names::QUOTA_RESOURCE;
@@ -105,6 +107,31 @@ pub fn beyond(
     beyond
 }
 
+/// The reason why a pod may not be placed on the classic path. There, a pod counts from its placement on, which its node records.
+#[must_use]
+pub fn refusal(
+    records: &[NodeRecord],
+    resource_quotas: &[impl Borrow<ResourceQuota>],
+    namespace: &str,
+    uid: &str,
+    slice_name: &SliceName,
+) -> Option<String> {
+    let no_pods: [&Pod; 0] = [];
+    let quotas = quotas(&ClusterView::default(), resource_quotas, &no_pods, &BTreeSet::new());
+    let quotas = quotas.get(namespace)?;
+    let offers = || records.iter().flat_map(|record| &record.gpus).map(OfferedGpu::offer).collect();
+    let needs = amount(slice_name, None, offers);
+    let is_here = |placed: &PlacedPod| placed.pod.split('/').next() == Some(namespace);
+    let has =
+        |placed: &PlacedPod| Some(amount(&placed.slice_name.parse().ok()?, parts_of(&placed.slices), offers));
+    let placements = records.iter().flat_map(|record| &record.placements);
+    let others = placements.filter(|(of, placed)| of.as_str() != uid && is_here(placed));
+    let used: u64 = others.filter_map(|(_, placed)| has(placed)).sum();
+    let with_slices = |quota: &GpuQuota| GpuQuota { used: quota.used + used, ..quota.clone() };
+    let full = quotas.iter().map(with_slices).find(|quota| quota.used + needs > quota.hard)?;
+    Some(words(namespace, &full, needs))
+}
+
 fn words(namespace: &str, GpuQuota { name, hard, used }: &GpuQuota, needs: u64) -> String {
     let (needs, used, hard) = (gpus(needs), gpus(*used), gpus(*hard));
     format!(
@@ -118,16 +145,22 @@ fn is_using(pod: &Pod, let_go: &BTreeSet<String>) -> bool {
     is_free && slice_of(pod).is_some() && !has_ended(pod)
 }
 
-/// The amount that a pod counts. An amount of memory, or an instance, is a part of the GPU that it is on; until there is
-/// one, of the smallest.
+/// The amount that a pod counts.
 fn counted(view: &ClusterView, pod: &Pod) -> u64 {
     let Some(slice_name) = slice_of(pod) else { return 0 };
+    let offers = || view.nodes.iter().flat_map(|node| &node.gpus).map(|gpu| gpu.offer.clone()).collect();
+    amount(&slice_name, held(view, pod), offers)
+}
+
+/// The amount that a request counts. An amount of memory, or an instance, is a part of the GPU that it is on (`held`); until there is
+/// one, of the smallest of `offers`.
+fn amount(slice_name: &SliceName, held: Option<u64>, offers: impl FnOnce() -> Vec<Offer>) -> u64 {
     let each = match slice_name.request([]) {
         GpuRequest::Fraction(part) => u64::from(part.ten_thousandths()),
         GpuRequest::Gpus(_) => WHOLE,
-        GpuRequest::Memory(_) | GpuRequest::MigProfile(_) => match held(view, pod) {
+        GpuRequest::Memory(_) | GpuRequest::MigProfile(_) => match held {
             Some(held) => return held,
-            None => most(view, &slice_name),
+            None => most(&offers(), slice_name),
         },
     };
     each * u64::from(slice_name.gpus())
@@ -136,24 +169,28 @@ fn counted(view: &ClusterView, pod: &Pod) -> u64 {
 fn held(view: &ClusterView, pod: &Pod) -> Option<u64> {
     let uid = pod.uid()?;
     let holdings = view.holdings.iter().filter(|holding: &&PodSlices| holding.pod == uid);
-    let milli: u64 = holdings.flat_map(|holding| &holding.slices).map(|slice| u64::from(slice.milli.0)).sum();
+    parts_of(holdings.flat_map(|holding| &holding.slices))
+}
+
+/// None if there are no slices.
+fn parts_of<'a>(slices: impl IntoIterator<Item = &'a Slice>) -> Option<u64> {
+    let milli: u64 = slices.into_iter().map(|slice| u64::from(slice.milli.0)).sum();
     (milli > 0).then_some(milli * WHOLE / 1000)
 }
 
-/// The greatest part of a GPU of the cluster that such a request can be: all of it where no GPU is known.
-fn most(view: &ClusterView, slice_name: &SliceName) -> u64 {
-    let gpus = || view.nodes.iter().flat_map(|node| &node.gpus);
-    let request = slice_name.request(gpus().filter_map(|gpu| gpu.offer.table.as_deref()));
-    let part = |gpu: &crate::cluster::ViewGpu| -> Option<Milli> {
-        match (&request, gpu.offer.table.as_deref()) {
+/// The greatest part of one of these GPUs that such a request can be: all of it where no GPU is known.
+fn most(offers: &[Offer], slice_name: &SliceName) -> u64 {
+    let request = slice_name.request(offers.iter().filter_map(|offer| offer.table.as_deref()));
+    let part = |offer: &Offer| -> Option<Milli> {
+        match (&request, offer.table.as_deref()) {
             (GpuRequest::MigProfile(_), Some(table)) => {
                 Some(cantle_mig::grant(table, &request).ok()?.milli())
             }
             (GpuRequest::MigProfile(_), None) => None,
-            _ => request.share_of(gpu.offer.gpu.memory_bytes).map(|share| share.milli),
+            _ => request.share_of(offer.gpu.memory_bytes).map(|share| share.milli),
         }
     };
-    gpus().filter_map(part).max().map_or(WHOLE, |milli| u64::from(milli.0) * WHOLE / 1000)
+    offers.iter().filter_map(part).max().map_or(WHOLE, |milli| u64::from(milli.0) * WHOLE / 1000)
 }
 
 /// `4`, `2500m`, `2.5`. An unreadable amount allows nothing.
@@ -266,6 +303,34 @@ mod tests {
             [""; 0],
             "others hold it"
         );
+    }
+
+    #[test]
+    fn on_the_classic_path_a_pod_counts_from_its_placement_on() {
+        let placed = |pod: &str, slice_name: &str| {
+            let slices = Vec::new();
+            PlacedPod { pod: pod.to_owned(), slice_name: slice_name.to_owned(), slices, placed_ms: 0 }
+        };
+        let placements = [
+            ("a", placed("team/a", "cantle-fraction-0625")),
+            ("b", placed("team/b", "cantle-fraction-5000")),
+            ("c", placed("others/c", "cantle-whole-4")),
+        ];
+        let placements = placements.map(|(uid, placement)| (uid.to_owned(), placement)).into();
+        let records = [NodeRecord { placements, ..NodeRecord::default() }];
+        let refused = |uid: &str, slice_name: &str| {
+            let quotas = [quota("gpus", "1", "0"), quota("wide", "8", "0")];
+            refusal(&records, &quotas, "team", uid, &slice_name.parse().unwrap())
+        };
+        assert_eq!(refused("d", "cantle-fraction-4375"), None);
+        assert_eq!(refused("b", "cantle-fraction-9375"), None, "what it has itself does not count");
+        assert_eq!(
+            refused("d", "cantle-fraction-5000").unwrap(),
+            "needs 0.5 GPU; namespace team has 0.5625 of the 1 that ResourceQuota gpus allows"
+        );
+        let others =
+            refusal(&records, &[quota("gpus", "1", "0")], "others", "d", &SliceName::Whole { gpus: 9 });
+        assert_eq!(others, None, "it has no quota");
     }
 
     /// On the smallest GPU that can serve it; all of one where there is none.

@@ -9,6 +9,8 @@ use kube::{Api, Client};
 
 use crate::KubeError;
 use crate::version::serves_claims;
+use cantle_kube_model::classic::record::NodeRecord;
+use cantle_kube_model::classic::wire::slice_of_pod;
 use cantle_kube_model::cluster::ClusterView;
 use cantle_kube_model::cluster::report::{self, GpuReport, NamespaceReport, PodReport};
 use cantle_kube_model::gpu_quota;
@@ -64,9 +66,20 @@ impl ClusterReport {
             pod.metadata.name.as_deref() == Some(name) && pod.metadata.namespace.as_deref() == Some(namespace)
         };
         let pod = self.pods.iter().find(is_it)?;
-        let beyond = gpu_quota::beyond(&self.view, &self.quotas, &self.pods, &BTreeSet::new());
-        let beyond = pod.metadata.uid.as_ref().and_then(|uid| beyond.get(uid));
-        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod, beyond.map(String::as_str)))
+        let beyond = self.beyond(namespace, pod);
+        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod, beyond.as_deref()))
+    }
+
+    /// The quota that keeps a pod waiting.
+    fn beyond(&self, namespace: &str, pod: &Pod) -> Option<String> {
+        let uid = pod.metadata.uid.as_deref()?;
+        if !self.view.is_classic {
+            let no_one = BTreeSet::new();
+            return gpu_quota::beyond(&self.view, &self.quotas, &self.pods, &no_one).remove(uid);
+        }
+        let records: Vec<NodeRecord> =
+            self.nodes.iter().filter_map(|node| NodeRecord::of(node).ok()).collect();
+        gpu_quota::refusal(&records, &self.quotas, namespace, uid, &slice_of_pod(pod).ok()?)
     }
 }
 

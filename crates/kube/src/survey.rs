@@ -133,7 +133,7 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
         overlooked: pods.0,
         held: pods.1,
-        void_quotas: void_quotas(client, is_holding).await?,
+        void_quotas: void_quotas(client, is_holding || is_classic).await?,
         probe: probed,
         takes_mig,
     })
@@ -162,10 +162,11 @@ async fn pods(client: &Client) -> Result<(BTreeMap<String, Vec<String>>, Vec<Str
     }
 }
 
-/// The quotas that limit GPUs but do not count pods with slices. The injector does if it holds pods.
-async fn void_quotas(client: &Client, is_holding: bool) -> Result<Vec<String>, KubeError> {
+/// The quotas that limit GPUs but do not count pods with slices. The injector counts them if it holds pods, and the scheduler of the classic
+/// path.
+async fn void_quotas(client: &Client, counts: bool) -> Result<Vec<String>, KubeError> {
     let quotas = Api::<ResourceQuota>::all(client.clone()).list(&ListParams::default()).await?;
-    let is_void = |quota: &&ResourceQuota| limits_gpus(quota) && !(is_holding && is_counted(quota));
+    let is_void = |quota: &&ResourceQuota| limits_gpus(quota) && !(counts && is_counted(quota));
     let name = |quota: &ResourceQuota| full(quota.namespace(), quota.name_any());
     Ok(quotas.iter().filter(is_void).map(name).collect())
 }

@@ -89,7 +89,7 @@ fn quotas(survey: &Survey) -> Option<Checkup> {
         "{} of requests.nvidia.com/gpu: not counted for pods with slices",
         survey.void_quotas.join(", ")
     );
-    let hint = "docs/kubernetes.md, Quotas: a quota without scopes is counted, where webhook.packing is on and the path is dra";
+    let hint = "docs/kubernetes.md, Quotas: a quota without scopes is counted, where webhook.packing is on or the path is classic";
     Some(not(Severity::Warning, "quotas", found, hint))
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::changes::Changes;
+use super::quota::Quotas;
 use super::record::change;
 use super::reserve::Reserver;
 use crate::KubeError;
@@ -31,6 +32,7 @@ pub(super) struct Binder {
     pub(super) nodes: Store<Node>,
     /// None where no node is expected to need it.
     pub(super) reserver: Option<Reserver>,
+    pub(super) quotas: Quotas,
     pub(super) changes: Changes,
     /// Of those that wait here for the same GPU one writes at a time: it would be refused otherwise, and write again.
     pub(super) turn: Arc<Mutex<()>>,
@@ -70,9 +72,18 @@ impl Binder {
         if pod.uid().as_deref() != Some(asked.uid.as_str()) {
             return Err(wrong("it was deleted and created again".to_owned()));
         }
-        let wish =
-            Wish { uid: &asked.uid, slice_name: slice_of_pod(&pod).map_err(wrong)?, full: full.clone() };
+        let slice_name = slice_of_pod(&pod).map_err(wrong)?;
+        let turn = self.quotas.turn(&asked.namespace).await;
+        if let Some(why) = self.quotas.refusal(&asked.namespace, &asked.uid, &slice_name) {
+            return Err(wrong(why));
+        }
+        let wish = Wish { uid: &asked.uid, slice_name, full: full.clone() };
         self.put(&wish, &asked.node).await?;
+        if turn.is_some() {
+            // The next pod of the namespace counts it.
+            self.until_known(&wish, &asked.node).await?;
+        }
+        drop(turn);
         let binding = json!({
             "metadata": {"name": asked.name, "namespace": asked.namespace, "uid": asked.uid},
             "target": {"apiVersion": "v1", "kind": "Node", "name": asked.node},
@@ -106,6 +117,18 @@ impl Binder {
                 }
             }
         }
+    }
+
+    /// Until the watch of nodes shows the placement.
+    async fn until_known(&self, wish: &Wish<'_>, node: &str) -> Result<(), KubeError> {
+        let end = Instant::now() + RESERVED_WITHIN;
+        let mut changes = self.changes.clone();
+        let is_known = || self.record(node).is_ok_and(|record| record.placements.contains_key(wish.uid));
+        while !is_known() {
+            let late = |_| wish.wrong(format!("the API server does not show what was placed on {node}"));
+            timeout_at(end, changes.next()).await.map_err(late)?;
+        }
+        Ok(())
     }
 
     /// Would it be placed now, or request more GPUs, as far as is known here?

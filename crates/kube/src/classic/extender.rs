@@ -12,8 +12,7 @@ use cantle_kube_model::classic::wire::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult, HostPriority,
     slice_of_pod,
 };
-use k8s_openapi::api::core::v1::Node;
-use kube::runtime::reflector::Store;
+use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
@@ -23,6 +22,7 @@ use tokio::time::Instant;
 use super::bind::Binder;
 use super::changes::Changes;
 use super::metrics::Metrics;
+use super::quota::Quotas;
 use super::reserve::Reserver;
 use super::wake::Waker;
 use crate::KubeError;
@@ -56,6 +56,9 @@ pub async fn serve_extender(
         seen.see(event);
         changed.send_replace(());
     });
+    let (seen, all) = (Arc::clone(&waker), Api::<ResourceQuota>::all(client.clone()));
+    let quotas = follow(&mut background, all, Config::default(), keep, move |event| seen.see_quota(event));
+    let quotas = Quotas { nodes: nodes.clone(), quotas, turns: Arc::default() };
     let reserver = reservation.map(|kind| {
         let pods = Api::namespaced(client.clone(), RESERVATION_NAMESPACE);
         let changed = news.clone();
@@ -63,7 +66,7 @@ pub async fn serve_extender(
         Reserver { client: client.clone(), kind, nodes: nodes.clone(), pods }
     });
     let metrics = Arc::<Metrics>::default();
-    background.spawn(known(nodes.clone(), Arc::clone(&metrics)));
+    background.spawn(known(quotas.clone(), Arc::clone(&metrics)));
     background.spawn(waker.run(Api::all(client.clone()), Arc::clone(&metrics)));
     if let Some(observers) = observers {
         background.spawn(show(observers, Arc::clone(&metrics)));
@@ -72,7 +75,7 @@ pub async fn serve_extender(
     if let Some((reserver, changes)) = reserver.clone().map(|reserver| (reserver, changes.clone())) {
         background.spawn(async move { match reserver.run(changes).await {} });
     }
-    let binder = Binder { client, nodes, reserver, changes, turn: Arc::default() };
+    let binder = Binder { client, nodes, reserver, quotas, changes, turn: Arc::default() };
     let app = Router::new()
         .route("/healthz", get(healthz))
         .route("/filter", post(filter))
@@ -86,8 +89,8 @@ pub async fn serve_extender(
     axum::serve(listener, app).with_graceful_shutdown(stop).await.map_err(KubeError::Serve)
 }
 
-async fn known(nodes: Store<Node>, metrics: Arc<Metrics>) {
-    if nodes.wait_until_ready().await.is_ok() {
+async fn known(Quotas { nodes, quotas, .. }: Quotas, metrics: Arc<Metrics>) {
+    if nodes.wait_until_ready().await.is_ok() && quotas.wait_until_ready().await.is_ok() {
         metrics.ready();
     }
 }
@@ -119,7 +122,12 @@ fn filtered(binder: &Binder, args: ExtenderArgs) -> ExtenderFilterResult {
         Err(why) => return ExtenderFilterResult { error: why, ..answer },
     };
     let uid = args.pod.uid().unwrap_or_default();
-    for name in args.node_names.unwrap_or_default() {
+    let names = args.node_names.unwrap_or_default();
+    if let Some(why) = binder.quotas.refusal(&args.pod.namespace().unwrap_or_default(), &uid, &slice_name) {
+        answer.failed_nodes = names.into_iter().map(|name| (name, why.clone())).collect();
+        return answer;
+    }
+    for name in names {
         match binder.record(&name).and_then(|record| has_room(&record, &slice_name, &uid)) {
             Ok(()) => answer.node_names.push(name),
             Err(why) => drop(answer.failed_nodes.insert(name, why)),

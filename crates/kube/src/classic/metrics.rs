@@ -28,7 +28,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All nodes are known.
+    /// All nodes and quotas are known.
     pub(super) fn ready(&self) {
         self.ready.store(true, Ordering::Release);
     }
@@ -41,7 +41,7 @@ impl Metrics {
 
 impl Observed for Metrics {
     fn waits_for(&self) -> Option<&'static str> {
-        (!self.ready.load(Ordering::Acquire)).then_some("list of nodes")
+        (!self.ready.load(Ordering::Acquire)).then_some("lists of nodes and quotas")
     }
 
     fn write(&self, text: &mut Exposition) {

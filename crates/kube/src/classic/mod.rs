@@ -19,6 +19,7 @@ mod manager;
 mod metrics;
 mod node;
 mod plugin;
+mod quota;
 mod record;
 mod reserve;
 mod wake;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, ResourceQuota};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::Event;
@@ -19,6 +19,7 @@ use serde_json::json;
 use super::metrics::Metrics;
 use crate::node::ticks;
 use cantle_kube_model::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
+use cantle_kube_model::gpu_quota::limits_gpus;
 use cantle_kube_model::names::FREED_ANNOTATION;
 
 /// Longer than any cache is behind.
@@ -35,6 +36,14 @@ impl Waker {
         // Unreadable records are reported where calls are answered.
         if let Ok(record) = NodeRecord::of(node) {
             self.freed().see(&record);
+        }
+    }
+
+    /// Something happened to a quota: it may have room, whatever the nodes have.
+    pub(super) fn see_quota(&self, event: &Event<ResourceQuota>) {
+        let (Event::Apply(quota) | Event::Delete(quota)) = event else { return };
+        if limits_gpus(quota) {
+            self.freed().anywhere();
         }
     }
 
@@ -97,6 +106,11 @@ impl Freed {
             self.now = Some(record.node.clone());
         }
         self.nodes.insert(record.node.clone(), seen);
+    }
+
+    /// Any node will do.
+    fn anywhere(&mut self) {
+        self.now = self.nodes.keys().next().cloned();
     }
 
     /// A node on which room came free at least a turn ago; each time is reported once.
