@@ -22,6 +22,8 @@ from processes import free_ports, wait_until
 from test_churn import check_node
 from test_documented_pods import held
 from test_gpu_quota import Team, counts_add_up, slices_are_counted
+from test_kueue import Jobs, counts_eighths
+from test_kueue import kueue as kueue
 from test_look import cantle as cantle
 from test_metrics import each_pod_is_measured
 from test_pods import OUT_OF_MEMORY, lost_and_found, nothing_is_lost
@@ -158,6 +160,12 @@ def test_a_quota_of_gpus_counts_slices_that_have_a_place(team, cantle):
 
 def test_two_kinds_of_counts_add_up_on_the_classic_path(team):
     counts_add_up(team)
+
+
+@pytest.mark.classic("Kueue counts a Job's slices and holds it back")
+def test_kueue_counts_eighths(plane, kueue, on_worker, namespace):
+    on_worker("1xA100-40GB")
+    counts_eighths(Jobs(plane.api, namespace))
 
 
 @pytest.mark.classic("Metrics of each pod")

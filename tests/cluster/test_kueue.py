@@ -1,5 +1,6 @@
 """Kueue as it is, from its own chart, counts the slices of Jobs: in eighths of GPUs where a Job has `nvidia.com/gpu` in addition to ClearML's label,
-in memory where it names a claim template. Only in the soak: Kueue takes minutes to build (CANTLE_TEST_KUEUE)."""
+in memory where it names a claim template. test_classic.py has the first of the classic path. Only in the soak:
+Kueue takes minutes to build (CANTLE_TEST_KUEUE)."""
 
 import json
 import os
@@ -131,6 +132,10 @@ def jobs(plane, injector, start, namespace, kueue):
 
 @pytest.mark.dra("Kueue counts a Job's slices and holds it back")
 def test_kueue_counts_eighths_beside_the_label(jobs):
+    counts_eighths(jobs)
+
+
+def counts_eighths(jobs):
     queue = jobs.queue("nvidia.com/gpu", "6")
     half = {"labels": {LABEL: "0.500"}, "limits": {"nvidia.com/gpu": 4}}
     jobs.submit("first", queue, **half)
