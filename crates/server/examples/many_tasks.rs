@@ -59,8 +59,8 @@ async fn main() -> Result<ExitCode, Fail> {
     wait_in(&store, &queue, tasks / 100).await?;
     store.close().await;
     if database.starts_with("postgres") {
-        // As after `cantle db copy`: PostgreSQL would gather the statistics by itself some minutes later.
-        sqlx::query("ANALYZE").execute(&sqlx::PgPool::connect(&database).await?).await?;
+        // As after `cantle db copy`: PostgreSQL would do it by itself some minutes later.
+        sqlx::query("VACUUM (ANALYZE)").execute(&sqlx::PgPool::connect(&database).await?).await?;
     }
     let sdk = |more: Value| {
         let mut body = json!({

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use sqlx::Connection as _;
+use sqlx::postgres::PgConnectOptions;
+
 use crate::database::Database;
-use crate::db::{Row, Sql, Tx, Value, query, query_as, query_scalar};
+use crate::db::{self, Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
@@ -44,8 +47,8 @@ const ROWS: i64 = 500;
 /// # Errors
 /// [`StoreError::NotEmpty`] if there is something in the new one; [`StoreError::Miscounted`] if something is missing
 /// there; and whatever opening them fails with.
-pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>, StoreError> {
-    let (from, to) = (Store::open(from).await?, Store::connect(to).await?);
+pub async fn copy(from: &Path, target: &Database) -> Result<Vec<(&'static str, i64)>, StoreError> {
+    let (from, to) = (Store::open(from).await?, Store::connect(target).await?);
     if to.kind == Kind::Sqlite {
         return Err(StoreError::Scheme("sqlite: as the new database of a copy".to_owned()));
     }
@@ -75,13 +78,24 @@ pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>
         query(sequence).execute(&mut write.tx).await?;
     }
     write.commit().await?;
-    // PostgreSQL plans by a table's statistics, and gathers them by itself minutes later: until then some lists take seconds.
-    query("ANALYZE").execute(&to.readers).await?;
     // Its connection is waited for.
     drop(source);
     from.close().await;
     to.close().await;
+    if let Database::Postgres(options) = target
+        && let Err(error) = tidy(options).await
+    {
+        tracing::warn!("all is copied, but lists may be slow until PostgreSQL has vacuumed: {error}");
+    }
     Ok(copied)
+}
+
+/// PostgreSQL plans by a table's statistics, and gathers them by itself minutes later: until then some lists take seconds. The time that
+/// it takes has no limit here.
+async fn tidy(options: &PgConnectOptions) -> Result<(), StoreError> {
+    let mut connection = db::postgres::connect(options).await?;
+    sqlx::raw_sql("VACUUM (ANALYZE)").execute(&mut connection).await?;
+    Ok(connection.close().await?)
 }
 
 async fn count(tx: &mut Tx, table: &str) -> Result<i64, StoreError> {
