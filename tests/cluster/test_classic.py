@@ -14,9 +14,10 @@ import test_packing
 import user_namespaces
 from api import PARTITIONED, RESOURCE
 from api import node as node_object
-from classic import GPUS, PLACEMENTS, ClassicNode, ClassicPods, Extender, give_slots, placements, running
+from classic import GPUS, LABEL, PLACEMENTS, ClassicNode, ClassicPods, Extender, give_slots, placements, running
 from documented import MIG
 from gpu_objects import rows, wait_shown
+from injector import pod
 from page import Shell
 from processes import free_ports, wait_until
 from test_churn import check_node
@@ -172,6 +173,17 @@ def test_kueue_counts_eighths(plane, kueue, on_worker, namespace):
 def test_use_limit_and_refusals_of_each_pod(pods, on_worker, namespace):
     (port,) = free_ports(1)
     each_pod_is_measured(pods, namespace, on_worker("1xA100-80GB", "--observe-listen", f"127.0.0.1:{port}"), port)
+
+
+def test_a_pod_that_is_deleted_before_its_start_leaves_its_place_at_once(plane, pods, on_worker):
+    node = on_worker("1xA100-80GB")
+    never = pod({LABEL: "1.000"}, name="never")
+    never["spec"]["containers"][0]["image"] = "localhost/nowhere:1"
+    plane.api.create(pods.path, never)
+    wait_until(lambda: "nowhere" in pods.waits_for("never"), 60, lambda: pods.get("never")["status"])
+    assert len(node.placements()) == 1 and not node.leases()
+    pods.delete("never")
+    wait_until(lambda: not node.placements(), 30, node.log)
 
 
 def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):

@@ -46,8 +46,8 @@ pub(super) struct Manager {
     pub(super) metrics: Arc<Metrics>,
     /// NVIDIA's device plugin allocates the GPUs: only those of cantle's own pods are used.
     reservation: bool,
-    /// One thing at a time: the compared state must not change meanwhile.
-    turn: Mutex<()>,
+    /// One thing at a time: the compared state must not change meanwhile. It has the pods that were here.
+    turn: Mutex<BTreeSet<String>>,
 }
 
 impl Manager {
@@ -68,14 +68,14 @@ impl Manager {
 
     /// Makes what the pod that has this slot was given, as far as it is not there yet.
     pub(super) async fn prepare(&self, slot: &str) -> Result<(), KubeError> {
-        let _turn = self.turn.lock().await;
+        let mut turn = self.turn.lock().await;
         let holder = self.holder(slot).await?;
         let full = format!("{}/{}", holder.namespace, holder.pod);
         let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
         let uid = pods.get(&holder.pod).await?.uid().unwrap_or_default();
         // Pods that have ended are removed first.
-        self.take_back().await?;
+        self.take_back(&mut turn).await?;
         let record = NodeRecord::of(&self.nodes().get(&self.node).await?)?;
         let placement = record.placements.get(&uid);
         let placement = placement.ok_or_else(|| {
@@ -114,16 +114,15 @@ impl Manager {
     /// Releases what ended pods hold, and removes their records. Where other pods can have GPUs, it records which pod has
     /// which GPU.
     pub(super) async fn settle(&self) -> Result<(), KubeError> {
-        let turn = self.turn.lock().await;
-        self.take_back().await?;
-        drop(turn);
+        self.take_back(&mut *self.turn.lock().await).await?;
         if self.reservation {
             self.publish().await?;
         }
         Ok(())
     }
 
-    async fn take_back(&self) -> Result<(), KubeError> {
+    /// `were_here`: the pods that this call has found here, and earlier ones.
+    async fn take_back(&self, were_here: &mut BTreeSet<String>) -> Result<(), KubeError> {
         let pods = self.pods().await?;
         let known: BTreeMap<String, bool> =
             pods.iter().map(|pod| (pod.uid().unwrap_or_default(), has_ended(pod))).collect();
@@ -132,16 +131,20 @@ impl Manager {
         let (held, freed) = self.revoke(live).await?;
         self.remove_specs().await?;
         let now_ms = Timestamp::now().as_millisecond();
+        were_here.extend(known.keys().cloned());
+        let has_been = |uid: &String| freed.contains(uid) || were_here.contains(uid);
         let is_over = |uid: &String, placed_ms: i64| match known.get(uid) {
             Some(ended) => *ended && !held.contains(uid),
             // One that is not here: it has been, or it never will be.
-            None => !held.contains(uid) && (freed.contains(uid) || now_ms - placed_ms > BOUND_WITHIN_MS),
+            None => !held.contains(uid) && (has_been(uid) || now_ms - placed_ms > BOUND_WITHIN_MS),
         };
         let strike_out = |record: &mut NodeRecord| {
             record.placements.retain(|uid, placement| !is_over(uid, placement.placed_ms));
             Ok(())
         };
-        change(&self.nodes(), &self.node, strike_out).await
+        change(&self.nodes(), &self.node, strike_out).await?;
+        were_here.retain(|uid| known.contains_key(uid) || held.contains(uid));
+        Ok(())
     }
 
     /// Releases the leases of all others; returns the active ones and the released ones. A pod that was deleted by force
