@@ -29,13 +29,17 @@ class Injector:
     def start(self):
         chart.create(self.plane.api, self.things)
         kubeconfig = self.plane.account_kubeconfig(NAME, self.folder / "injector.kubeconfig")
-        words = ["controller", "webhook", "--kubeconfig", kubeconfig, "--host", "127.0.0.1"]
-        words += ["--listen", f"127.0.0.1:{self.port}", "--observe-listen", f"127.0.0.1:{self.observe_port}"]
-        words += ["--secret", f"{NAME}-ca", "--configuration", NAME, *self.flags]
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
-        self.program = Program("injector", self.folder, [ROOT / "dist/bin/cantle", *words], env)
+        self.words = ["controller", "webhook", "--kubeconfig", kubeconfig, "--host", "127.0.0.1"]
+        self.words += ["--secret", f"{NAME}-ca", "--configuration", NAME, *self.flags]
+        self.program = self.replica("injector", self.port, self.observe_port)
         self.run()
         return self
+
+    def replica(self, name, *ports):
+        calls, observe = ports or free_ports(2)
+        words = [*self.words, "--listen", f"127.0.0.1:{calls}", "--observe-listen", f"127.0.0.1:{observe}"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        return Program(name, self.folder, [ROOT / "dist/bin/cantle", *words], env)
 
     def run(self):
         self.program.start()

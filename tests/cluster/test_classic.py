@@ -144,12 +144,6 @@ def team(system, pods, on_worker, namespace):
         def is_refused(self, name, why):
             return why in pods.why(name)
 
-        def wait_placed(self, *names):
-            super().wait_placed(*names)
-            # One that is deleted before its start keeps its place for a minute.
-            for name in names:
-                pods.wait_running(name)
-
     on_worker("4xA100-40GB")
     return ClassicTeam(pods.api, namespace, system.extender.program.log)
 
