@@ -44,6 +44,8 @@ CANTLE_TEST_KUEUE=yes tests/cluster/run.sh -k kueue || [ $? = 77 ]
 CANTLE_TEST_KUBERNETES=1.35.4 CANTLE_TEST_FEATURE_GATES=DRAConsumableCapacity=true,DRAPartitionableDevices=true,DRAExtendedResource=true \
     tests/cluster/run.sh -k "documented_pods or test_scheduling or test_classic" || [ $? = 77 ]
 CANTLE_TEST_KUBERNETES=1.34.4 tests/cluster/run.sh -k "test_classic or test_reservation" || [ $? = 77 ]
+# On a kernel with control groups of version 2 and AppArmor, in a virtual machine.
+tests/vm.sh tests/cluster/run.sh -k "test_pods.py or test_compute.py" || [ $? = 77 ]
 # Parts of the openb trace as pods, next to `cantle simulate`.
 CANTLE_BENCH_SEEDS=42,43,44,45,46 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
 # Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.
