@@ -100,7 +100,7 @@ def start_all(plane, namespace):
 
 
 def nodes_of(plane, namespace, count, log):
-    """The nodes of so many pods, with the number of pods there."""
+    """The number of pods on each node, once `count` pods have a node."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     there = lambda: [each["spec"]["nodeName"] for each in plane.api.items(pods) if each["spec"].get("nodeName")]
     wait_until(lambda: len(there()) == count, 300, lambda: f"{len(there())} have a place\n{log()[-2000:]}")

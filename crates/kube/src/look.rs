@@ -77,9 +77,13 @@ impl ClusterReport {
             let no_one = BTreeSet::new();
             return gpu_quota::beyond(&self.view, &self.quotas, &self.pods, &no_one).remove(uid);
         }
-        let records: Vec<NodeRecord> =
-            self.nodes.iter().filter_map(|node| NodeRecord::of(node).ok()).collect();
-        gpu_quota::refusal(&records, &self.quotas, namespace, uid, &slice_of_pod(pod).ok()?)
+        gpu_quota::refusal(
+            &NodeRecord::all(&self.nodes),
+            &self.quotas,
+            namespace,
+            uid,
+            &slice_of_pod(pod).ok()?,
+        )
     }
 }
 

@@ -59,7 +59,7 @@ enum Nothing {
     NoQueue,
 }
 
-/// What a caller is told.
+/// The answer to a caller.
 type Answer = Result<Result<Taken, Nothing>, StoreError>;
 
 /// A caller that waits for the first task of a queue.
@@ -80,13 +80,13 @@ impl Takers {
 
     /// The first task of a queue that nobody keeps.
     async fn take(self: &Arc<Self>, pool: &Pool, queue: &str, now_us: i64) -> Answer {
-        let (answer, told) = oneshot::channel();
+        let (answer, result) = oneshot::channel();
         if self.wait(queue, Caller { now_us, answer }) {
             let (takers, pool, queue) = (Arc::clone(self), pool.clone(), queue.to_owned());
             // Apart from this caller: the others wait for it, also if this one goes away.
             tokio::spawn(Serving { takers, pool, queue, is_over: false }.run());
         }
-        told.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+        result.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
 
     /// Lets a caller wait; whether it is the first one, so that nobody serves it yet.
@@ -129,7 +129,7 @@ impl Serving {
 
     async fn serve(&self, mut callers: VecDeque<Caller>) {
         let now_us = callers.iter().map(|caller| caller.now_us).max().unwrap_or_default();
-        let told = match take_first(&self.pool, &self.queue, callers.len(), now_us).await {
+        let result = match take_first(&self.pool, &self.queue, callers.len(), now_us).await {
             Ok(Ok(all)) => {
                 all.into_iter().for_each(|taken| hand_out(&mut callers, taken));
                 return self.wait_on(callers);
@@ -138,7 +138,7 @@ impl Serving {
             Err(error) => Err(Arc::new(error)),
         };
         for caller in callers {
-            let answer = match &told {
+            let answer = match &result {
                 Ok(nothing) => Ok(Err(*nothing)),
                 Err(error) => Err(Shared::of(error).into()),
             };

@@ -73,7 +73,7 @@ async fn callers_that_go_away_take_nothing_from_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_caller_at_a_queue_that_does_not_exist_is_told() {
+async fn each_caller_at_a_queue_that_does_not_exist_gets_an_error() {
     let (store, _fresh) = with_tasks(0).await;
     let asked: JoinSet<_> = (0..9)
         .map(|_| {

@@ -4,6 +4,7 @@
 //! writers that allocate the same memory the second is refused; and users can write anything into their own pods, but
 //! nothing into nodes.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -129,6 +130,11 @@ impl NodeRecord {
             placements: read(node, PLACEMENTS_ANNOTATION)?,
             reservations: read(node, RESERVATIONS_ANNOTATION)?,
         })
+    }
+
+    /// The records of these nodes, without those that cannot be read.
+    pub fn all(nodes: impl IntoIterator<Item = impl Borrow<Node>>) -> Vec<Self> {
+        nodes.into_iter().filter_map(|node| Self::of(node.borrow()).ok()).collect()
     }
 
     /// As annotations of the node; `null` where there is nothing to write down.

@@ -61,9 +61,10 @@ pub async fn run(
     let manager = Arc::new(manager);
     // A failure of the first publication is an error of the start; later ones are retried.
     let published = manager.publish().await?;
-    let (health, told) = watch::channel(SlotHealth { has_gpus: published.has_gpus, ..SlotHealth::default() });
+    let (health, receiver) =
+        watch::channel(SlotHealth { has_gpus: published.has_gpus, ..SlotHealth::default() });
     let served = tokio::select! {
-        served = serve(Arc::clone(&manager), told, &plugin.dir, stop) => served,
+        served = serve(Arc::clone(&manager), receiver, &plugin.dir, stop) => served,
         never = keep_published(&manager, &health) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_containers(metrics, config.kubelet_dir.clone()) => match never {},

@@ -27,9 +27,7 @@ impl Quotas {
         if quotas.is_empty() {
             return None;
         }
-        let records: Vec<NodeRecord> =
-            self.nodes.state().iter().filter_map(|node| NodeRecord::of(node).ok()).collect();
-        refusal(&records, &quotas, namespace, uid, slice_name)
+        refusal(&NodeRecord::all(self.nodes.state()), &quotas, namespace, uid, slice_name)
     }
 
     fn of(&self, namespace: &str) -> Vec<Arc<ResourceQuota>> {
