@@ -1,8 +1,10 @@
 """Every kind of memory that a program takes is charged exactly."""
 
+import sys
+
 import pytest
 
-from conftest import CONTEXT, GRANULE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
+from conftest import CONTEXT, GRANULE, HERE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
 from paths import KINDS
 
 # Never more than the slice at a time, so never refused, however much in sum.
@@ -36,4 +38,17 @@ def test_the_last_granule_is_given_and_no_more(machine, programs):
     running = machine.start([programs / "allocate", "odd", LIMIT], slice_bytes=CONTEXT + 3 * GRANULE)
     record = running.record()
     assert record["granted"] == 2 * GRANULE and record["refused"] == 2 and record["free"] == GRANULE
+    running.end()
+
+
+@pytest.mark.parametrize("rest, in_use, given", [("full", {LIMIT}, 0), ("spare", {LIMIT - GRANULE, LIMIT}, 1)])
+def test_room_in_pieces_is_no_room(machine, rest, in_use, given):
+    """The driver would make a new slab. In a full slice it is not asked, so not even for a moment is there more than the limit. The negative
+    control is a slice with room for one more slab: the witness sees that slab come and go."""
+    running = machine.start([sys.executable, HERE / "holes.py", rest])
+    running.record()
+    assert {machine.used() for _ in range(500)} == in_use
+    print(file=running.child.stdin, flush=True)
+    record = running.record()
+    assert record["asked"] > 100 and record["given"] == given * record["asked"], record
     running.end()

@@ -87,7 +87,7 @@ pub(crate) struct PoolCalls {
 /// an H100 under driver 580.159.04 (`docs/results/`).
 const MANAGED_CHUNK_BYTES: u64 = 128 << 20;
 
-pub(crate) const fn small_size(bytes: u64) -> u64 {
+const fn small_size(bytes: u64) -> u64 {
     bytes.div_ceil(SMALL_STEP_BYTES).wrapping_mul(SMALL_STEP_BYTES)
 }
 

@@ -100,13 +100,8 @@ impl SliceGpu {
     /// Reserves what an allocation of `bytes` takes, and the context's memory if that is not charged yet.
     #[inline]
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
-        self.or_after_trimming(bytes, || self.try_reserve(bytes))
-    }
-
-    /// As [`SliceGpu::reserve`], if it needs no pool to shrink. A refusal is not noted.
-    #[inline]
-    pub(super) fn try_reserve(self, bytes: u64) -> Result<Reservation, Over> {
-        self.with_context(|balance| balance.reserve(bytes)).map(|()| Reservation { gpu: self, bytes })
+        self.or_after_trimming(bytes, || self.with_context(|balance| balance.reserve(bytes)))
+            .map(|()| Reservation { gpu: self, bytes })
     }
 
     /// Reserves what `bytes` of managed memory take.

@@ -91,7 +91,7 @@ pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
         Err(status) => return status,
     };
     let row = width.widen().div_ceil(PITCH_STEP_BYTES).saturating_mul(PITCH_STEP_BYTES);
-    let reservation = match reserve(gpu, row.saturating_mul(height.widen())) {
+    let reservation = match gpu.reserve(takes(row.saturating_mul(height.widen()))) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
@@ -113,7 +113,7 @@ fn charged(bytes: u64, real: impl FnOnce() -> Status, address: impl FnOnce() -> 
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
-    let reservation = match reserve(gpu, bytes) {
+    let reservation = match gpu.reserve(takes(bytes)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
@@ -121,10 +121,9 @@ fn charged(bytes: u64, real: impl FnOnce() -> Status, address: impl FnOnce() -> 
     if status == SUCCESS { keep(gpu, context, address(), bytes, reservation) } else { status }
 }
 
-/// What an allocation of `bytes` may take. `None`: nothing ([`slab`]).
-#[inline]
-fn reserve(gpu: SliceGpu, bytes: u64) -> Result<Option<Reservation>, Status> {
-    if bytes <= SMALL_BYTES { slab::reserve(gpu, bytes) } else { gpu.reserve(bytes).map(Some) }
+/// What an allocation of `bytes` takes at most: a small one, a slab.
+const fn takes(bytes: u64) -> u64 {
+    if bytes <= SMALL_BYTES { GRANULE_BYTES } else { bytes }
 }
 
 /// Charges an allocation that the driver has just made, with the reservation for it, and remembers it.
@@ -134,21 +133,16 @@ fn keep(
     context: Context,
     address: Address,
     bytes: u64,
-    reservation: Option<Reservation>,
+    mut reservation: Reservation,
 ) -> Status {
-    let is_charged = match reservation {
-        Some(mut reservation) => {
-            let takes = if bytes <= SMALL_BYTES { GRANULE_BYTES } else { bytes };
-            let fits = reservation.bytes() == takes || reservation.resize(takes).is_ok();
-            fits && if bytes <= SMALL_BYTES {
-                slab::enter(gpu, address, bytes, Some(reservation))
-            } else {
-                reservation.keep();
-                true
-            }
-        }
-        None => bytes <= SMALL_BYTES && slab::enter(gpu, address, bytes, None),
-    };
+    let fits = reservation.bytes() == takes(bytes) || reservation.resize(takes(bytes)).is_ok();
+    let is_charged = fits
+        && if bytes <= SMALL_BYTES {
+            slab::enter(gpu, address, reservation)
+        } else {
+            reservation.keep();
+            true
+        };
     if !is_charged {
         // SAFETY: the driver has just allocated it, and the program gets an error.
         return unsafe { give_up(address) };
