@@ -240,7 +240,11 @@ pub(super) struct Reservation {
 
 impl Reservation {
     /// Changes the reservation to what the driver really took.
+    #[inline]
     pub(super) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
+        if bytes == self.bytes {
+            return Ok(());
+        }
         let mut balance = self.gpu.lock().ok_or(OUT_OF_MEMORY)?;
         let Balance { holdings, account, .. } = &mut balance;
         let resized = holdings.resize(account, self.bytes, bytes);

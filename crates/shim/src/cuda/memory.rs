@@ -135,8 +135,7 @@ fn keep(
     bytes: u64,
     mut reservation: Reservation,
 ) -> Status {
-    let fits = reservation.bytes() == takes(bytes) || reservation.resize(takes(bytes)).is_ok();
-    let is_charged = fits
+    let is_charged = reservation.resize(takes(bytes)).is_ok()
         && if bytes <= SMALL_BYTES {
             slab::enter(gpu, address, reservation)
         } else {

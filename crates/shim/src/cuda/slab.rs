@@ -7,7 +7,7 @@
 use cantle_ledger::GRANULE_BYTES;
 
 use super::Address;
-use super::charge::{Reservation, SliceGpu};
+use super::charge::{self, Reservation, SliceGpu};
 use crate::process::process;
 use crate::table::Entry;
 
@@ -35,7 +35,7 @@ pub(super) fn leave(allocation: &Entry) {
         slab.context == 0
     });
     if let Some(slab) = last {
-        super::charge::release(&slab);
+        charge::release(&slab);
     }
 }
 

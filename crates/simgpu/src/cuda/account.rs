@@ -1,11 +1,10 @@
 //! Counts what this process consumes of one device, by the rule in the crate's documentation.
 
 use super::CuResult;
+use super::slab::SMALL_BYTES;
 use crate::state::Registration;
 use crate::{GRANULE_BYTES, granules};
 
-/// Allocations up to this size share slabs.
-pub(super) const SMALL_BYTES: u64 = 1 << 20;
 const SMALL_STEP_BYTES: u64 = 512;
 
 /// The account of one visible device.
