@@ -140,3 +140,38 @@ async fn a_released_migration_that_was_changed_is_refused() {
     assert!(matches!(error, StoreError::Migrate(_)), "{error}");
     assert_eq!(old.version().await, 1);
 }
+
+/// Before there was a column for it, only the message of a running task said that it was asked to stop.
+#[tokio::test]
+async fn requests_to_stop_in_an_older_database_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cantle.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let files = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let mut older = sqlx::migrate::Migrator::new(files).await.unwrap();
+    older.migrations = older.iter().filter(|migration| migration.version < 6).cloned().collect();
+    older.run(&pool).await.unwrap();
+    for (id, status, message) in [
+        ("asked", "in_progress", "stopping"),
+        ("evicted", "in_progress", "stopping for another task"),
+        ("ended", "stopped", "stopping"),
+    ] {
+        sqlx::query(
+            "INSERT INTO tasks (id, name, kind, status, tags, system_tags, status_reason, status_message, created_us, \
+             last_update_us, status_changed_us, last_iteration, slices, doc) \
+             VALUES ($1, $1, 'training', $2, '[]', '[]', '', $3, 1, 1, 1, 0, '[]', '{}')",
+        )
+        .bind(id)
+        .bind(status)
+        .bind(message)
+        .execute(&pool)
+        .await
+        .unwrap();
+    }
+    pool.close().await;
+    let store = Store::open(&path).await.unwrap();
+    for (id, asked) in [("asked", true), ("evicted", false), ("ended", false)] {
+        assert_eq!(store.task(id).await.unwrap().stop_asked, asked, "{id}");
+    }
+}
