@@ -111,18 +111,18 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
     for dir in [&bin, &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    if what != Build::Demo {
-        web_page()?;
-    }
     platform.check()?;
     let (profile, made) = what.profile()?;
+    // A program of the profile dev reads the page from ui/dist while it runs.
+    if profile != "dev" {
+        web_page()?;
+    }
     let made = platform.made(made);
     let rustc = Rustc { platform, profile, settings: what.settings(), linker: what.linker(platform) };
-    let program = ["-p", "cantle-cli", "--bin", "cantle"];
     // The filters are compiled in a profile of their own, on a core that the program's last crates leave idle.
     std::thread::scope(|scope| {
         let filters = scope.spawn(|| crate::build_shim::build(&lib.join("shim"), platform));
-        rustc.run(&[&program[..], what.features()].concat(), &[])?;
+        rustc.program(what, profile)?;
         filters.join().map_err(|_| anyhow!("the build of the filter libraries panicked"))?
     })?;
     install_stripped(&platform.tool("strip"), &made.join("cantle"), &bin.join("cantle"))?;
@@ -146,6 +146,16 @@ struct Rustc {
 }
 
 impl Rustc {
+    /// Builds the program.
+    fn program(&self, what: Build, profile: &str) -> Result<()> {
+        if what == Build::Installed && profile == "dev" {
+            // By itself it would be compiled with other features of its dependencies than the tests are, and they with it: a minute and
+            // a half. Cargo builds it for the tests of its own package.
+            return crate::run("cargo", &["test", "--workspace", "--locked", "--no-run", "--quiet"]);
+        }
+        self.run(&[&["-p", "cantle-cli", "--bin", "cantle"], what.features()].concat(), &[])
+    }
+
     /// Builds what `words` name; the compiler of the last crate gets `last`.
     fn run(&self, words: &[&str], last: &[&str]) -> Result<()> {
         let mut cargo = Command::new("cargo");
@@ -157,9 +167,9 @@ impl Rustc {
     }
 }
 
-/// The page that the binary embeds. Without Node.js it is omitted, and the server reports that at `/ui`. A page that is
+/// Builds the page that the binary embeds. Without Node.js it is omitted, and the server reports that at `/ui`. A page that is
 /// newer than its sources stays: a new one would have cargo compile the server and all that is built with it once more.
-fn web_page() -> Result<()> {
+pub(crate) fn web_page() -> Result<()> {
     let ui = crate::root().join("ui");
     if changed(&ui.join("dist/index.html"))
         .is_some_and(|page| newest(&ui).is_some_and(|source| source < page))
@@ -168,7 +178,7 @@ fn web_page() -> Result<()> {
     }
     let found = Command::new("npm").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
-        println!("dist: npm is not here, so the binary will have no web page");
+        println!("dist: npm is not here, so there will be no web page");
         return Ok(());
     }
     crate::run("npm", &["--prefix", "ui", "ci", "--silent", "--no-audit", "--no-fund"])?;

@@ -1,4 +1,4 @@
-//! The tasks of the repository: `cargo xtask arch | deps | dist | machine-path | quick | test | verify-shim`.
+//! The tasks of the repository: `cargo xtask arch | deps | dist | machine-path | page | quick | test | verify-shim`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program for developers")]
 
 mod arch;
@@ -29,6 +29,7 @@ const USAGE: &str = "usage: cargo xtask <command>
                 unoptimized, into target/demo/. shim and packages for x86_64 or aarch64, if that is not this machine's:
                 into target/portable-ARCH/
   machine-path  check that no suite switches simulation on and no product code asks for it
+  page          build the web page into ui/dist; dist does it by itself, but in the profile dev
   quick [--no-nextest] [CRATE…]
                 format, clippy and tests of what changed against main, or of the crates named, and of what depends on it
   verify-shim [--arch ARCH]
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         ["verify-shim", options @ ..] => {
             Platform::asked(options).and_then(|platform| verify_shim::run(&of_platform(platform), platform))
         }
+        ["page"] => dist::web_page(),
         ["quick", words @ ..] => quick::run(words),
         ["test", suites @ ..] => suites::run(suites),
         _ => {
