@@ -16,7 +16,7 @@ mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mn
 for each in dev sys; do mount --rbind /$each /mnt/root/$each; done
 cd /mnt/root && pivot_root . mnt && umount -l mnt && cd /
 mount -t proc proc /proc && mount -t tmpfs tmpfs /run && mkdir -p /var/lib/cantle && mount -t tmpfs tmpfs /var/lib/cantle
-mount -t tmpfs tmpfs /tmp && hostname "$1" && ip link set lo up && echo "127.0.0.1 localhost $1" >/etc/hosts
+"$2/tests/cover.sh" /tmp mode=1777 && hostname "$1" && ip link set lo up && echo "127.0.0.1 localhost $1" >/etc/hosts
 mkdir -p "$HOME" && cd "$HOME" && exec sh
 """
 # The form of a prompt on a page.
@@ -29,11 +29,11 @@ READY = {"up": "cantle is up", "server": "cantle server is up", "daemon": "servi
 class Box:
     def __init__(self, gpus="3xA100-40GB", name="box"):
         env = {"PATH": f"{ROOT}/dist/bin:{os.environ['PATH']}", "HOME": "/tmp/home", "CANTLE_SIM_GPUS": gpus}
-        words = ["unshare", "--uts", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", PREPARE, "sh", name]
+        words = ["unshare", "--uts", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", PREPARE, "sh", name, ROOT]
         pipe = subprocess.PIPE
         self.shell = subprocess.Popen(words, env=env, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         for name in ("dist", "examples", "tests"):
-            self.run(f"ln -s {ROOT / name} {name}")
+            self.run(f"ln -s {shlex.quote(str(ROOT / name))} {name}")
 
     def run(self, line, code=0):
         """The output of a line; its exit code must be `code`."""

@@ -3,6 +3,7 @@ obstacle in one line. systemd itself does not run here; its options are made by 
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -41,8 +42,8 @@ def assert_slice(done, enforced):
 
 
 IN_SLICE = [CANTLE, "run", "--gpu", "0.5", "--", *FILL]
-HARDENED = """
-mount -t tmpfs -o nosuid,nodev,noexec,mode=1777 tmpfs /tmp
+HARDENED = f"""
+{shlex.quote(str(ROOT / "tests/cover.sh"))} /tmp nosuid,nodev,noexec,mode=1777
 mount -o remount,nosuid,nodev,noexec /dev/shm
 mount -o remount,nosuid,nodev,noexec /run
 """
