@@ -1,8 +1,9 @@
-//! The tasks of the repository: `cargo xtask arch | deps | dist | machine-path | page | quick | test | verify-shim`.
+//! The tasks of the repository: `cargo xtask arch | commits | deps | dist | machine-path | page | quick | test | verify-shim`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program for developers")]
 
 mod arch;
 mod build_shim;
+mod commits;
 mod deps;
 mod dist;
 mod link_names;
@@ -22,6 +23,7 @@ use crate::platform::Platform;
 
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
+  commits       check the subjects of commits
   deps          check licenses and banned crates against deny.toml
   dist [shim|packages|packages-for-tests|demo] [--arch ARCH]
                 build everything, or only the filter libraries, into dist/; packages: everything for glibc 2.28 and small, into
@@ -35,14 +37,16 @@ const USAGE: &str = "usage: cargo xtask <command>
   verify-shim [--arch ARCH]
                 check dist/lib/cantle/shim, or the one in target/portable-ARCH/: libraries needed, glibc version, exported
                 names, panics, size
-  test [--serial] [SUITE…]
-                run the test suites (all, or those named), side by side as far as the cores allow; `test --list` names them";
+  test [--full] [--serial] [SUITE…]
+                run the suites of the gate, or with --full those of the full stage, or those named, side by side as far as the cores
+                allow; `test --list` names them";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         ["arch"] => arch::check().and_then(|()| type_names::check()),
+        ["commits"] => commits::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(dist::Build::Installed, Platform::OWN),
         ["dist", "packages", options @ ..] => {
