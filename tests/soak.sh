@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Every suite on an optimized build; then the long forms of the crash tests, and the fuzzer: some hours. `make test` runs the same tests in
-# their short form, and the gate runs them on a build of the profile dev.
+# Every suite on an optimized build; then the long forms of the crash tests, and the fuzzer: some hours. `make test-all` runs the same tests in
+# their short form, on a build of the profile dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo xtask test
+cargo xtask test --full
 export CANTLE_STRESS_KILLS="${CANTLE_STRESS_KILLS:-10000}"
 cargo test --release --locked -p cantle-ledger --test processes
 PROPTEST_CASES=100000 cargo test --release --locked -p cantle-ledger --test hostile

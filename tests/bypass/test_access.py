@@ -67,7 +67,8 @@ class TestCudaRuntime:
 
 
 # A program that finds no driver finds none outside of a slice either: no memory, so nothing to limit.
-FINDS_NOTHING = [("access_unlinked", "dlvsym"), ("musl", "libcuda.so.1"), ("musl", "path"), ("musl_static", "path")]
+WITH_MUSL = [("musl", "libcuda.so.1"), ("musl", "path"), ("musl_static", "path")]
+FINDS_NOTHING = [("access_unlinked", "dlvsym"), *(pytest.param(*words, marks=pytest.mark.full) for words in WITH_MUSL)]
 
 
 @pytest.mark.parametrize("slice_bytes", [LIMIT, None])
@@ -112,12 +113,14 @@ def with_sudo(words):
     return ["sudo", "-n", "-u", f"#{NOBODY}", *words]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
 def test_sudo(machine, programs):
     """sudo clears the environment."""
     assert_held_to_its_slice(machine.start(with_sudo(command(programs, "full_path"))), machine)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
 def test_sudo_outside(machine, programs):
     assert_not_held(machine.start(with_sudo(command(programs, "full_path")), slice_bytes=None))

@@ -153,6 +153,7 @@ def accomplice(machine, tmp_path):
     server.close()
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("way", WAYS)
 def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
     """Each way: prevented, or ended in time with the neighbor unharmed (the fixture sees to that)."""
@@ -176,6 +177,7 @@ def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
     assert_ended_in_time(running, machine)
 
 
+@pytest.mark.clock
 def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, neighbor):
     """Its `cantle run` is killed from outside; the neighbor's sees to it."""
     running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
@@ -188,6 +190,7 @@ def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, nei
     assert_is_gone_in_time(machine)
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("way", ["deep_chroot", "nameless_deep_chroot"])
 @pytest.mark.parametrize("hidden", ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"])
 def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hidden, way):
@@ -199,6 +202,7 @@ def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hi
     assert_ended_in_time(running, machine)
 
 
+@pytest.mark.clock
 def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
     """A process that may write the store damages the task's lease."""
     running = machine.start([sys.executable, HERE / "evade.py", "watched_when_told", copy, 2 * LIMIT])

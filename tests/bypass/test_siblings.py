@@ -10,6 +10,7 @@ HELD = 64
 CAPACITY = 40960 * MIB
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("limit", [2 * LIMIT, None])
 def test_it_is_free_at_once(machine, limit):
     """Without a slice (None) it is the driver's own answer: the same."""

@@ -43,6 +43,7 @@ def nvidia_smi(version):
     return path
 
 
+@pytest.mark.full
 @every_nvidia_smi
 def test_nvidia_smi(machine, neighbor, version):
     out = shown(machine, [nvidia_smi(version)])
@@ -51,6 +52,7 @@ def test_nvidia_smi(machine, neighbor, version):
     assert len(rows) == 1 and f"{CONTEXT_MIB + HELD}MiB" in rows[0], out
 
 
+@pytest.mark.full
 @every_nvidia_smi
 def test_nvidia_smi_queries(machine, neighbor, version):
     smi = nvidia_smi(version)
@@ -63,6 +65,7 @@ def test_nvidia_smi_queries(machine, neighbor, version):
     assert shown(machine, [smi, "-L"]).count("GPU-") == 1
 
 
+@pytest.mark.full
 def test_outside_nvidia_smi_shows_the_whole_gpu(machine, neighbor):
     """The negative control."""
     running = machine.start([*HOLD, nvidia_smi("550")], slice_bytes=None)

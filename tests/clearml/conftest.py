@@ -24,6 +24,14 @@ GPUS = "3xA100-40GB"
 LEASES = "/run/cantle/node/leases"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Most of these tests take long: `make test` runs those that are marked `gate`."""
+    for item in items:
+        if not item.get_closest_marker("gate"):
+            item.add_marker(pytest.mark.full)
+
+
 def is_one_error(said):
     """One line says what is wrong; below it are hints at most."""
     line, *hints = said.splitlines()

@@ -134,6 +134,7 @@ def test_a_task_that_makes_room_for_another_has_its_time_too(server):
     assert server.status(victim) == "in_progress"
 
 
+@pytest.mark.gate
 def test_code_of_the_sdk_is_run_by_clearmls_agent_inside_the_slice(server):
     server.queue("half_gpu")
     daemon(server, "--queue", "half_gpu=0.5", CLEARML_AGENT_SKIP_PIP_VENV_INSTALL=sys.executable, CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL="1")

@@ -1,5 +1,7 @@
 """ClearML's SDK, unmodified, against our server."""
 
+import pytest
+
 TRAIN = """
 from clearml import OutputModel, Task
 task = Task.init(project_name='P1', task_name='train', auto_connect_frameworks=False, output_uri=True)
@@ -21,6 +23,7 @@ task.close()
 """
 
 
+@pytest.mark.gate
 def test_a_task_from_init_to_close_and_all_it_leaves_behind(server):
     task = server.sdk(TRAIN)
     assert server.status(task) == "completed"

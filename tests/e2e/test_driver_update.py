@@ -17,6 +17,7 @@ def update(cantle):
     cantle.program("sh", "-ec", script, check=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_agent_notices_that_the_driver_was_updated(make_cantle, tmp_path, busy):
     cantle = make_cantle("1xA100-40GB")

@@ -62,6 +62,7 @@ def in_its_own_time(command):
     return command.replace("sleep 5 & sleep 2;", f"sh -c 'until [ -e seen ]; do sleep 0.1; done' & {HAS_ITS_SLICE};") + "; touch seen"
 
 
+@pytest.mark.full
 def test_every_command_prints_what_the_page_says(machine, tmp_path):
     for name in ["dist", "examples", "tests"]:
         (tmp_path / name).symlink_to(ROOT / name)
@@ -85,6 +86,7 @@ def test_every_command_prints_what_the_page_says(machine, tmp_path):
             serving.communicate(timeout=60)
 
 
+@pytest.mark.full
 def test_the_slice_is_half_and_the_control_is_whole(machine):
     """Commands 5 and 6 of the page: what they print must differ as the page says."""
     command, control = (next(c for c, _ in blocks() if c.endswith(end)) for end in ["-- python3 examples/fill_slice.py", "python3 examples/fill_slice.py"])
@@ -94,6 +96,7 @@ def test_the_slice_is_half_and_the_control_is_whole(machine):
     assert half == whole // 2 // (2 << 20) * (2 << 20)
 
 
+@pytest.mark.full
 def test_the_bundle_has_no_secrets_and_says_what_it_has(machine, tmp_path):
     env = ["env", "CLEARML_API_SECRET_KEY=not-to-be-seen", "CANTLE_LIB_DIR=" + str(ROOT / "dist/lib/cantle")]
     logs = machine.path("/var/lib/cantle/agent/logs")

@@ -3,12 +3,15 @@ simulated GPU with the newest driver. The suite `frameworks` tries its checks wi
 
 import json
 
+import pytest
+
 from conftest import ROOT
 
 # The checks that it skips here: kernels, frameworks, and a second GPU.
 SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "training", "triton", "a_graph_of", "each_card", "whole_cards"}
 
 
+@pytest.mark.full
 def test_it_writes_what_it_found(make_cantle, tmp_path):
     box = make_cantle("1xH100-80GB:reserved", driver="615.10")
     # Nine minutes are for a machine that does nothing else.

@@ -133,6 +133,7 @@ def wait_fence(node):
     wait_until(lambda: fences(node) != first, 60, "the next renewal")
 
 
+@pytest.mark.clock
 def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub, nodes, tmp_path):
     hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s", code=3)
     first = nodes("first")
@@ -173,6 +174,7 @@ def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub
     assert hub.wait_state(again, "completed")["node"] == "first"
 
 
+@pytest.mark.clock
 @in_soak
 def test_a_machine_that_lost_its_power_reports_nothing_of_the_past(hub, nodes, tmp_path):
     first = nodes("first")
@@ -192,6 +194,7 @@ def test_a_machine_that_lost_its_power_reports_nothing_of_the_past(hub, nodes, t
     assert kinds(hub, task).count("exit") == 1
 
 
+@pytest.mark.clock
 @in_soak
 def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
     first = nodes("first")
@@ -210,6 +213,7 @@ def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
     assert len(runs(tmp_path)) == 1
 
 
+@pytest.mark.clock
 @in_soak
 def test_a_node_that_cannot_reach_the_server_ends_its_tasks_in_time(hub, nodes, tmp_path):
     """The server is unreachable for longer than the time: the node ends the task by itself, and reports that when the server is back."""

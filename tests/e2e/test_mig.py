@@ -367,6 +367,7 @@ def test_a_stalled_gpu_holds_up_nobody(make_cantle, call):
     up.kill()  # which would wait for that GPU too
 
 
+@pytest.mark.full
 def test_a_slow_gpu_gives_its_task_an_instance_in_the_end(mig):
     faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=5000 once")
     began = time.monotonic()

@@ -30,6 +30,7 @@ def cpu_seconds(pid):
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.clock
 def test_waiting_for_a_slow_creation_takes_no_time_of_a_core(make_cantle):
     """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): minutes on one GPU."""
     cantle = make_cantle("8xA100-40GB:mig")
@@ -124,6 +125,7 @@ def holds(pid, name):
     return False
 
 
+@pytest.mark.full
 def test_who_keeps_an_instance_in_use_is_named(mig):
     """A monitor holds no memory, only the instance's device node."""
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
@@ -153,6 +155,7 @@ def mig_calls(cantle):
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.clock
 def test_an_idle_agent_asks_no_gpu_about_its_instances(make_cantle):
     """Promised is one call per GPU and minute at most; the short form sees a third of a minute and allows none."""
     mig = make_cantle("8xA100-40GB:mig")
@@ -174,6 +177,7 @@ def test_an_idle_agent_asks_no_gpu_about_its_instances(make_cantle):
     assert asked <= 8 * int(idle_s / 60)
 
 
+@pytest.mark.clock
 def test_who_waits_asks_less_and_less(mig):
     """At each look a full GPU took some 40 calls, ten times a second."""
     mig.machine.path(STATE / "sim/model").write_text("mig_trace=1\n")

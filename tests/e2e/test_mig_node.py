@@ -67,6 +67,7 @@ def test_a_mode_that_cantle_could_not_get_does_not_come_with_the_next_boot(make_
     assert "in MIG mode" in refused, "the negative control: who leaves it pending gets it"
 
 
+@pytest.mark.full
 def test_an_agent_lets_go_of_the_driver_on_request(make_cantle):
     """Before Hopper, MIG mode can't change while any process has NVML open."""
     ampere = make_cantle("1xA100-40GB")
@@ -183,6 +184,7 @@ def reshape(cantle, delays_ms):
     return time.monotonic() - began, submitted_s
 
 
+@pytest.mark.clock
 def test_eight_gpus_are_reshaped_side_by_side(make_cantle):
     """Sixteen calls on each GPU, of 100 ms to 600 ms: it lasts as long as the slowest GPU does alone."""
     delays_ms = [100, 150, 200, 250, 300, 400, 500, 600]

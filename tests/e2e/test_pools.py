@@ -58,6 +58,7 @@ def stays_queued(hub, task, seconds=5):
         wait_until(lambda: hub.task(task)["state"] != "queued", seconds, "it waits")
 
 
+@pytest.mark.full
 def test_tasks_stay_on_the_gpus_of_their_pools(hub, node):
     node("big", "1xA100-40GB")
     node("small", "1xT4-16GB")
@@ -160,6 +161,7 @@ def test_a_limit_of_a_pool(make_cantle):
     assert "A100" in model_of(cantle, tasks[2])
 
 
+@pytest.mark.full
 def test_what_is_guaranteed_of_a_pool_comes_back(make_cantle):
     cantle = make_cantle("1xA100-40GB,1xT4-16GB")
     cantle.up("--queue", "q=task")

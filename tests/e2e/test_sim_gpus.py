@@ -136,6 +136,7 @@ def test_a_task_can_not_tell_that_its_gpus_are_simulated(box, way):
     assert box.output(task).splitlines() == ["none"]
 
 
+@pytest.mark.full
 def test_demo_program_agrees(box):
     """`make demo` on a box without GPUs. It shows a newcomer what to type."""
     done = box.program(ROOT / "tests/demo.sh", timeout=600)

@@ -166,6 +166,7 @@ def test_another_driver(nvidia_smi):
     assert f"Kernel Module  {version}  " in sim_machine("--driver", version, "--", "cat", "/proc/driver/nvidia/version").stdout
 
 
+@pytest.mark.full
 def test_one_machine_for_all_who_enter_it():
     """Other GPUs only when no process is in it any more."""
     script = """
@@ -245,6 +246,7 @@ def child_of(pid):
     return int(pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
+@pytest.mark.full
 def test_processes_have_the_pids_of_who_asks(installed, client, nvidia_smi):
     here, there = client(), client(*IN_ANOTHER_PID_NAMESPACE)
     assert here("context()") == 0 and there("context()") == 0

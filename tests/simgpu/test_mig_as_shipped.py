@@ -34,6 +34,7 @@ SLOW_NEIGHBOR = """
 """
 
 
+@pytest.mark.clock
 @pytest.mark.gpus("2xA100-40GB:mig")
 @pytest.mark.parametrize("lock", [1, 0])
 def test_one_lock_for_the_mig_calls_of_a_process(machine, lock):

@@ -247,6 +247,7 @@ def test_streams_join_a_capture_through_events(program, machine):
     assert p("[in_thread(lambda: cu.cuStreamEndCapture(s, byref(graph))), cu.cuStreamEndCapture(s, byref(graph))]") == [908, 0]
 
 
+@pytest.mark.clock
 def test_two_busy_contexts_get_half_each(program, machine):
     programs = [program(has_context=False) for _ in range(2)]
     for p in programs:
@@ -256,6 +257,7 @@ def test_two_busy_contexts_get_half_each(program, machine):
     eventually(lambda had, together: had == pytest.approx([together / 2] * 2, abs=0.02) and 0.88 < together < 0.95, machine, programs)
 
 
+@pytest.mark.clock
 def test_who_opens_more_contexts_gets_more(program, machine):
     one, four = program(has_context=False), program(has_context=False)
     one("saturate(200)")
@@ -264,6 +266,7 @@ def test_who_opens_more_contexts_gets_more(program, machine):
     eventually(lambda had, together: had == pytest.approx([together / 5, together * 4 / 5], abs=0.04), machine, [one, four])
 
 
+@pytest.mark.clock
 def test_a_killed_process_gives_its_turn_up_at_once(program, machine):
     first, second = program(has_context=False), program(has_context=False)
     first("saturate(200)"), second("context()")
@@ -277,6 +280,7 @@ def test_a_killed_process_gives_its_turn_up_at_once(program, machine):
     assert list(gpu_time_us(machine)) == [second.pid]
 
 
+@pytest.mark.clock
 def test_a_stopped_process_stops_nobody_and_its_work_goes_on(program, machine):
     first, second = program(), program()
     first("f, s = busy(1000), stream()")
@@ -291,6 +295,7 @@ def test_a_stopped_process_stops_nobody_and_its_work_goes_on(program, machine):
     assert first("cu.cuStreamQuery(s)") == 0
 
 
+@pytest.mark.clock
 def test_processes_killed_and_stopped_at_random_stop_nobody(machine):
     random.seed(7)
     machine.client()("init()")
@@ -373,6 +378,7 @@ def test_spinning_kernels_meet_though_others_want_the_gpus(program):
         assert p("seconds(lambda: synchronize(s))") < 60
 
 
+@pytest.mark.clock
 def test_a_kernel_without_end_leaves_others_their_turns(program, machine):
     persistent, other = program(), program(has_context=False)
     persistent("launch(busy(10**12), stream())")
@@ -381,6 +387,7 @@ def test_a_kernel_without_end_leaves_others_their_turns(program, machine):
     eventually(lambda had, together: had == pytest.approx([together / 2] * 2, abs=0.02), machine, [persistent, other])
 
 
+@pytest.mark.clock
 def test_nvml_shows_who_is_busy(program, machine, python):
     show = """
 import pynvml, json, sys

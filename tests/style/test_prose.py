@@ -9,6 +9,8 @@ import yaml
 import texts as extract
 from conftest import ROOT, tracked
 
+# Vale is built with Go.
+pytestmark = pytest.mark.full
 RULES = sorted((ROOT / "tests/style/rules/cantle").glob("*.yml"))
 EXAMPLES = ROOT / "tests/style/examples"
 

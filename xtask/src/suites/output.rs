@@ -1,9 +1,9 @@
-//! Reads what a program prints, up to its end.
+//! Reads what a program prints, up to its end, or ends it.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -11,12 +11,26 @@ use anyhow::Result;
 /// for as long as it lives.
 const REST: Duration = Duration::from_secs(5);
 
-/// Gives each line to `line`, and waits for the program's end.
+/// The time that a program has to clean up when it is ended. pytest ends its tests, and prints where it was (`tests/conftest.py`).
+const GRACE: Duration = Duration::from_secs(60);
+
+/// How a program ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// By itself: its exit code, none after a signal.
+    Exit(Option<i32>),
+    /// It was ended, because it took too long.
+    Late,
+}
+
+/// Gives each line to `line`, and waits for the program's end. At `end` it is terminated, and killed after a grace period.
+#[expect(clippy::disallowed_methods, reason = "the limit of a suite's time")]
 pub(super) fn follow(
     reader: PipeReader,
     child: &mut Child,
+    end: Instant,
     mut line: impl FnMut(String) -> Result<()>,
-) -> Result<ExitStatus> {
+) -> Result<End> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
@@ -25,17 +39,46 @@ pub(super) fn follow(
             }
         }
     });
+    // When the next signal is sent, if it is late, and the signals that are left.
+    let mut next = end;
+    let mut signals = ["TERM", "KILL"].into_iter();
+    let mut is_late = false;
     loop {
+        let now = Instant::now();
+        if now >= next
+            && let Some(signal) = signals.next()
+        {
+            is_late = true;
+            next = now + GRACE;
+            send(signal, child.id());
+        }
         match lines.recv_timeout(REST) {
             Ok(text) => line(text)?,
-            Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = child.wait()?;
+                return Ok(if is_late { End::Late } else { End::Exit(status.code()) });
+            }
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(status) = child.try_wait()? {
-                    return Ok(status);
+                    return Ok(if is_late { End::Late } else { End::Exit(status.code()) });
                 }
             }
         }
     }
+}
+
+/// Sends a signal to a process and all below it. They share the group of this program, so that a terminal's Ctrl-C reaches them all.
+fn send(signal: &str, process: u32) {
+    let mut tree = vec![process.to_string()];
+    let mut at = 0;
+    while let Some(process) = tree.get(at) {
+        let children =
+            std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+        tree.extend(children.split_whitespace().map(str::to_owned));
+        at += 1;
+    }
+    // A process that has ended meanwhile is no error.
+    drop(Command::new("kill").arg(format!("-{signal}")).args(tree).status());
 }
 
 #[cfg(test)]
@@ -44,17 +87,29 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_process_that_is_left_behind_holds_nobody_up() {
+    #[expect(clippy::disallowed_methods, reason = "the limit of a test program")]
+    fn followed(script: &str, limit: Duration) -> (End, Vec<String>) {
         let (reader, writer) = std::io::pipe().unwrap();
-        let mut child =
-            Command::new("sh").args(["-c", "echo one; sleep 60 & echo two"]).stdout(writer).spawn().unwrap();
+        let mut child = Command::new("sh").args(["-c", script]).stdout(writer).spawn().unwrap();
         let mut lines = Vec::new();
-        let status = follow(reader, &mut child, |line| {
+        let end = follow(reader, &mut child, Instant::now() + limit, |line| {
             lines.push(line);
             Ok(())
         });
-        assert!(status.unwrap().success());
-        assert_eq!(lines, ["one", "two"]);
+        (end.unwrap(), lines)
+    }
+
+    #[test]
+    fn a_process_that_is_left_behind_holds_nobody_up() {
+        let (end, lines) = followed("echo one; sleep 60 & echo two", GRACE);
+        assert_eq!((end, lines), (End::Exit(Some(0)), vec!["one".to_owned(), "two".to_owned()]));
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_interrupted_with_all_below_it() {
+        let (end, lines) =
+            followed("trap 'echo interrupted; exit 1' INT; echo one; sleep 600; echo two", Duration::ZERO);
+        assert_eq!(end, End::Late);
+        assert!(!lines.contains(&"two".to_owned()), "{lines:?}");
     }
 }
