@@ -484,24 +484,3 @@ pub struct ReportRow {
     /// The whole event.
     pub doc: Value,
 }
-
-/// A trained model.
-#[derive(Clone, Debug)]
-pub struct ModelRow {
-    /// Its id.
-    pub id: String,
-    /// Its name.
-    pub name: String,
-    /// The task that made it.
-    pub task: Option<String>,
-    /// Its project.
-    pub project: Option<String>,
-    /// Id of the user whose it is.
-    pub owner: String,
-    /// When it was made.
-    pub created_us: i64,
-    /// Last change.
-    pub last_update_us: i64,
-    /// Everything else.
-    pub doc: Map<String, Value>,
-}

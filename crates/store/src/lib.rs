@@ -43,6 +43,7 @@ mod sessions;
 mod state;
 mod status;
 mod take;
+mod task_filter;
 mod tasks;
 mod usage;
 mod users;
@@ -61,21 +62,22 @@ pub use audit::{AuditFilter, AuditRow};
 pub use batch::NamedRun;
 pub use copy::copy;
 pub use data::{
-    Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
-    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,
-    TaskRow, Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
+    Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, NodeRow,
+    ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex, TaskRow,
+    Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use database::Database;
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use limits::HeldBack;
-pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use lost::{FenceRow, LOST, Renewal, Renewed};
+pub use models::ModelRow;
 pub use owned::{LeaseHolder, Owned};
 pub use runs::RunRow;
 pub use scope::Scope;
 pub use sessions::{SessionRow, SessionUse};
 pub use status::{Broken, ConnectedServer, DatabaseStatus};
+pub use task_filter::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use tasks::{NewTask, TaskEdit};
 pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
 pub use values::{ParentTask, TaskValue};

@@ -2,10 +2,30 @@
 
 use serde_json::{Map, Value};
 
-use crate::data::ModelRow;
 use crate::db::{Sql, query};
 use crate::tasks::any_of;
 use crate::{Store, StoreError, row};
+
+/// A trained model.
+#[derive(Clone, Debug)]
+pub struct ModelRow {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// The task that made it.
+    pub task: Option<String>,
+    /// Its project.
+    pub project: Option<String>,
+    /// Id of the user whose it is.
+    pub owner: String,
+    /// When it was made.
+    pub created_us: i64,
+    /// Last change.
+    pub last_update_us: i64,
+    /// Everything else.
+    pub doc: Map<String, Value>,
+}
 
 impl Store {
     /// Makes a model.

@@ -3,8 +3,9 @@
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
 
-use crate::data::{ModelRow, ProjectRow};
+use crate::data::ProjectRow;
 use crate::db::{Row, Sql, query};
+use crate::models::ModelRow;
 use crate::tasks::any_of;
 use crate::{Scope, Store, StoreError, row};
 

@@ -8,10 +8,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::data::{
-    EventRow, Evicted, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
-    TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
+    EventRow, Evicted, HeldSum, LatestScalar, LogLine, ProjectRow, QueueRow, QueueSample, TaskIndex, TaskRow,
+    Terms, WaitingRow, WorkerRow, WorkerSample,
 };
 use crate::db::{Row, without_nul};
+use crate::models::ModelRow;
 use crate::{FALLBACKS, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
