@@ -140,12 +140,29 @@ static int from_default_pool(size_t *bytes) {
     return status ? status : cuMemAllocFromPoolAsync(&pointer, CHUNK, pool, NULL);
 }
 
-enum { ON_DEVICE = 1, ON_HOST_NODE = 3 };
+enum { ON_DEVICE = 1, ON_HOST_NODE = 3, IN_LOCALITY_DOMAIN = 6 };
 
 static int create(unsigned long long *handle, int location) {
     DRIVER(cuMemCreate, unsigned long long *, size_t, struct allocation_properties *, unsigned long long);
     struct allocation_properties properties = {.type = 1, .location = {location, 0}};
     return cuMemCreate(handle, CHUNK, &properties, 0);
+}
+
+/* The first part of the first GPU's memory, which on most GPUs is all of it. */
+static int physical_local(size_t *bytes) {
+    unsigned long long handle;
+    *bytes = CHUNK;
+    return create(&handle, IN_LOCALITY_DOMAIN);
+}
+
+static int pool_local(size_t *bytes) {
+    DRIVER(cuMemPoolCreate, void **, struct pool_properties *);
+    DRIVER(cuMemAllocFromPoolAsync, address *, size_t, void *, void *);
+    struct pool_properties properties = {.type = 1, .location = {IN_LOCALITY_DOMAIN, 0}};
+    int status = pool ? 0 : cuMemPoolCreate(&pool, &properties);
+    address pointer;
+    *bytes = CHUNK;
+    return status ? status : cuMemAllocFromPoolAsync(&pointer, CHUNK, pool, NULL);
 }
 
 static int physical(size_t *bytes) {
@@ -194,13 +211,13 @@ static int mipmapped(size_t *bytes) {
 }
 
 /* A graph with one allocation, launched. */
-static int graph(size_t *bytes) {
+static int graph_in(int location, size_t *bytes) {
     DRIVER(cuGraphCreate, void **, unsigned);
     DRIVER(cuGraphAddMemAllocNode, void **, void *, void *, size_t, struct allocation_node *);
     DRIVER(cuGraphInstantiateWithFlags, void **, void *, unsigned long long);
     DRIVER(cuGraphLaunch, void *, void *);
     void *made, *node, *executable;
-    struct allocation_node parameters = {.pool = {.type = 1, .location = {1, 0}}, .bytes = CHUNK};
+    struct allocation_node parameters = {.pool = {.type = 1, .location = {location, 0}}, .bytes = CHUNK};
     int status = cuGraphCreate(&made, 0);
     if (!status) status = cuGraphAddMemAllocNode(&node, made, NULL, 0, &parameters);
     if (!status) status = cuGraphInstantiateWithFlags(&executable, made, 0);
@@ -208,6 +225,9 @@ static int graph(size_t *bytes) {
     *bytes = CHUNK;
     return status;
 }
+
+static int graph(size_t *bytes) { return graph_in(ON_DEVICE, bytes); }
+static int graph_local(size_t *bytes) { return graph_in(IN_LOCALITY_DOMAIN, bytes); }
 
 /* As the runtime's programs do. */
 static int in_primary_context(size_t *bytes) {
@@ -294,6 +314,7 @@ static const struct { const char *name; int (*allocate)(size_t *); } kinds[] = {
     {"linear", linear}, {"small", small}, {"fragments", fragments}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
     {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_own_pool_ptsz", from_own_pool_ptsz}, {"from_default_pool", from_default_pool},
     {"physical", physical}, {"physical_mapped", physical_mapped}, {"array", array}, {"array_3d", array_3d},
+    {"physical_local", physical_local}, {"pool_local", pool_local}, {"graph_local", graph_local},
     {"mipmapped", mipmapped}, {"graph", graph}, {"in_primary_context", in_primary_context}, {"host", host}, {"physical_on_host", physical_on_host}, {"crosswise", crosswise},
     {"context_after_context", context_after_context}, {"primary_context_reset", primary_context_reset},
 };

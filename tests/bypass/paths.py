@@ -41,3 +41,6 @@ KINDS = [
     "graph",
     "in_primary_context",
 ]
+
+# The same, in a locality domain of a GPU: drivers 615 and later (CUDA 13.4).
+LOCAL_KINDS = ["physical_local", "pool_local", "graph_local"]

@@ -5,8 +5,11 @@ import time
 
 import pytest
 
-from conftest import CONTEXT, GRANULE, HERE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
-from paths import KINDS
+from conftest import CONTEXT, GPU, GRANULE, HERE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
+from paths import KINDS, LOCAL_KINDS
+
+# The first driver of CUDA 13.5.
+NEW_DRIVER = {"gpus": GPU, "driver": "620.35.02"}
 
 # Never more than the slice at a time, so never refused, however much in sum.
 GIVEN_BACK = ["host", "physical_on_host", "crosswise", "context_after_context", "primary_context_reset"]
@@ -21,6 +24,18 @@ def test_is_held_to_the_slice(machine, programs, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_is_not_outside(machine, programs, kind):
+    assert_not_held(machine.start([programs / "allocate", kind, LIMIT], slice_bytes=None))
+
+
+@pytest.mark.parametrize("machine", [NEW_DRIVER], indirect=True)
+@pytest.mark.parametrize("kind", LOCAL_KINDS)
+def test_a_locality_domain_is_held_to_the_slice(machine, programs, kind):
+    assert_held_to_its_slice(machine.start([programs / "allocate", kind, LIMIT]), machine)
+
+
+@pytest.mark.parametrize("machine", [NEW_DRIVER], indirect=True)
+@pytest.mark.parametrize("kind", LOCAL_KINDS)
+def test_a_locality_domain_is_not_outside(machine, programs, kind):
     assert_not_held(machine.start([programs / "allocate", kind, LIMIT], slice_bytes=None))
 
 

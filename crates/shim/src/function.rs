@@ -68,7 +68,7 @@ impl Library {
         unsafe { libc::dlopen(self.soname.as_ptr(), libc::RTLD_NOW) }
     }
 
-    fn find(&self, name: &CStr) -> *mut c_void {
+    pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
         let handle = self.handle();
         if handle.is_null() {
             return ptr::null_mut();

@@ -43,6 +43,8 @@ pub enum HookKind {
     Notices,
     /// Hands out addresses of other functions: hands out the hooks.
     Resolves,
+    /// Changes what is not the slice's: refused.
+    Refuses,
     /// Launches work: waits for its part of the GPU's time.
     Launches,
 }
@@ -55,7 +57,7 @@ pub struct Hook {
     pub kind: HookKind,
     /// The code that replaces it.
     pub(crate) hook: *const (),
-    /// Address of the driver's own.
+    /// Address of the driver's own; null for a function that is never called.
     pub(crate) real: fn() -> *mut c_void,
 }
 
@@ -80,8 +82,11 @@ pub(crate) fn standing_in_for(real: *mut c_void, hooks: &[Hook]) -> Option<*mut 
 ///
 /// Each line is `Kind name(arguments) => code;` where `code` is called with the driver's function and the arguments. After `code` there may
 /// be `, behind front`: then `front` is what is exported, and goes on to the function of this name.
+///
+/// Functions after `refusing status` give this answer without a call of the driver. So they need no arguments: in C the caller removes what it
+/// has passed.
 macro_rules! hooks {
-    ($library:ident, $feature:literal: $( $kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path $(, behind $front:path)?; )*) => {
+    ($library:ident, $feature:literal $(refusing $answer:ident: [$($refused:ident)*])?: $( $kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path $(, behind $front:path)?; )*) => {
         mod real {
             #![allow(non_upper_case_globals, reason = "the names are the driver's")]
             use super::*;
@@ -98,7 +103,20 @@ macro_rules! hooks {
                 }
             }
         )*
-        pub(crate) static HOOKS: &[$crate::hooks::Hook] = &[$(
+        $($(
+            #[cfg_attr(feature = $feature, unsafe(no_mangle))]
+            extern "C" fn $refused() -> Status {
+                $answer
+            }
+        )*)?
+        pub(crate) static HOOKS: &[$crate::hooks::Hook] = &[$($(
+            $crate::hooks::Hook {
+                name: $crate::function::c_name!($refused),
+                kind: $crate::hooks::HookKind::Refuses,
+                hook: $refused as *const (),
+                real: core::ptr::null_mut,
+            },
+        )*)? $(
             $crate::hooks::Hook {
                 name: $crate::function::c_name!($name),
                 kind: $crate::hooks::HookKind::$kind,

@@ -11,6 +11,7 @@ use core::ptr;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
+use crate::function::NVML;
 use crate::hooks;
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -72,7 +73,11 @@ unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_
     // A library that does not have the function must not get it from us. And another instance of the driver, in a linker
     // namespace of its own, shares no state with the one that the hooks call.
     let found = real_dlsym(handle, name);
-    if found == (hook.real)() || found == ours { ours } else { ptr::null_mut() }
+    let driver_own = match (hook.real)() {
+        own if own.is_null() => NVML.find(name),
+        own => own,
+    };
+    if found == driver_own || found == ours { ours } else { ptr::null_mut() }
 }
 
 /// `dlsym`, as the program calls it. Keeps both arguments and, for the jump, the stack as the caller left it.

@@ -4,8 +4,9 @@
 pub const DEFAULT_DRIVER: &str = "580.95.05";
 
 /// The CUDA version of each branch of the driver, newest first, from the table "CUDA Toolkit and Corresponding Driver
-/// Versions" in the release notes of CUDA (13.3's is the last; 615 and CUDA 13.4 are named together in the documentation of MPS).
-const BRANCHES: [(u32, i32); 16] = [
+/// Versions" in the release notes of CUDA (13.3's is the last; the documentation of MPS names 615 and CUDA 13.4 together, and 620 and 13.5).
+const BRANCHES: [(u32, i32); 17] = [
+    (620, 13050),
     (615, 13040),
     (610, 13030),
     (595, 13020),
@@ -46,7 +47,8 @@ mod tests {
         assert_eq!(cuda_of(DEFAULT_DRIVER), Some(13000));
         assert_eq!(cuda_of("550.163.01"), Some(12040));
         assert_eq!(cuda_of("610.43.02"), Some(13030));
-        assert_eq!(cuda_of("700.1"), Some(13040));
+        assert_eq!(cuda_of("615.71.09"), Some(13040));
+        assert_eq!(cuda_of("700.1"), Some(13050));
         for wrong in ["", "550", "550.", "580.95.05.2", "v550.1", "390.157", "550/163.01", "550.16301"] {
             assert_eq!(cuda_of(wrong), None, "{wrong}");
         }

@@ -42,6 +42,16 @@ const LAYERS: c_uint = 0x01 | 0x04;
 const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;
 
+/// Whether the program maps memory into such an array, instead of the driver.
+pub(super) const fn is_mapped_by_program(flags: c_uint) -> bool {
+    flags & (SPARSE | DEFERRED_MAPPING) != 0
+}
+
+/// Whether the depth counts layers.
+pub(super) const fn counts_layers(flags: c_uint) -> bool {
+    flags & LAYERS != 0
+}
+
 /// `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
 #[derive(Default)]
@@ -91,7 +101,7 @@ impl Wanted {
 
     /// Bytes that it takes; 0 if the program maps memory into it, which is charged where it is allocated.
     fn bytes(&self, device: Device) -> u64 {
-        if self.descriptor.flags & (SPARSE | DEFERRED_MAPPING) != 0 {
+        if is_mapped_by_program(self.descriptor.flags) {
             return 0;
         }
         let packed = self.packed_bytes();
@@ -111,7 +121,7 @@ impl Wanted {
         let row = u64::from(d.channels).saturating_mul(element);
         (0..self.levels.clamp(1, 32)).fold(0, |sum: u64, level| {
             let at = |extent: usize| (extent as u64 >> level).max(1);
-            let depth = if d.flags & LAYERS == 0 { at(d.depth) } else { (d.depth as u64).max(1) };
+            let depth = if counts_layers(d.flags) { (d.depth as u64).max(1) } else { at(d.depth) };
             let level = [at(d.width), at(d.height), depth]
                 .iter()
                 .fold(row, |bytes, &extent| bytes.saturating_mul(extent));

@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use cantle_ledger::{GRANULE_BYTES, MAX_GPUS, granules_holding};
 
 use super::charge::{Balance, SliceGpu};
+use super::location::Place;
 use super::pool::{self, Stream};
 use super::{Address, Device, SUCCESS, driver, pool_charge};
 use crate::function::Status;
@@ -23,9 +24,30 @@ pub(super) type Graph = *mut c_void;
 const USED: c_int = 0;
 const RESERVED: c_int = 2;
 
-/// `CU_GRAPH_NODE_TYPE_GRAPH` and `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
-const CHILD_GRAPH: c_int = 4;
-const MEM_ALLOC: c_int = 10;
+/// What a node of a graph means for its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
+    Allocates,
+    /// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
+    Frees,
+    /// `CU_GRAPH_NODE_TYPE_GRAPH`: it is a graph itself.
+    Nests,
+    /// Takes no memory. The bodies of conditional nodes are among these: CUDA admits no allocation there.
+    Other,
+}
+
+impl Role {
+    pub(super) const fn of(kind: c_int) -> Self {
+        match kind {
+            4 => Self::Nests,
+            10 => Self::Allocates,
+            11 => Self::Frees,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// How deep graphs are nested at most: the driver accepts no deeper ones.
 const MAX_DEPTH: u32 = 16;
 
@@ -47,7 +69,15 @@ pub(super) struct InstantiateParameters {
 }
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: the memory is taken at once.
-const UPLOAD: u64 = 2;
+pub(super) const fn uploads(flags: u64) -> bool {
+    flags & 2 != 0
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`: a launch first frees what the last one has left.
+#[cfg(test)]
+pub(super) const fn frees_first(flags: u64) -> bool {
+    flags & 1 != 0
+}
 
 /// The memory that a graph's allocation nodes request on each GPU of the slice, each node in whole granules.
 #[derive(Default)]
@@ -64,9 +94,9 @@ impl Sums {
         if depth == 0 {
             return;
         }
-        each_node(graph, |node| match kind_of(node) {
-            Some(MEM_ALLOC) => self.add_node(node),
-            Some(CHILD_GRAPH) => {
+        each_node(graph, |node| match kind_of(node).map(Role::of) {
+            Some(Role::Allocates) => self.add_node(node),
+            Some(Role::Nests) => {
                 if let Some(child) = child_of(node) {
                     self.add_graph(child, depth - 1);
                 }
@@ -77,10 +107,15 @@ impl Sums {
 
     /// A node that can't be accounted for, or is outside the slice, counts as more than any limit: such a graph is not launched.
     fn add_node(&mut self, node: Graph) {
-        let (device, gpu, bytes) = node_parameters(node)
-            .and_then(|parameters| {
-                let device = parameters.pool.location.id;
-                let bytes = u64::from(granules_holding(parameters.bytes as u64)) * GRANULE_BYTES;
+        let parameters = node_parameters(node);
+        let device = match parameters.as_ref().map(|parameters| parameters.pool.place()) {
+            Some(Place::Host) => return,
+            Some(Place::Gpu(device)) => Some(device),
+            _ => None,
+        };
+        let (device, gpu, bytes) = device
+            .and_then(|device| {
+                let bytes = u64::from(granules_holding(parameters?.bytes as u64)) * GRANULE_BYTES;
                 Some((device, SliceGpu::of(device).ok()?.index, bytes))
             })
             .unwrap_or((0, 0, TOO_MUCH_BYTES));
@@ -198,7 +233,7 @@ pub(super) unsafe fn instantiate_with_parameters(
     // the out-parameter contract for `executable`.
     unsafe {
         let real = || real(executable, graph, parameters);
-        let uploads = parameters.as_ref().is_some_and(|parameters| parameters.flags & UPLOAD != 0);
+        let uploads = parameters.as_ref().is_some_and(|parameters| uploads(parameters.flags));
         let status = if uploads {
             let mut sums = Sums::default();
             sums.add_graph(graph, MAX_DEPTH);

@@ -2,8 +2,10 @@
 
 mod array;
 mod charge;
+mod checkpoint;
 mod context;
 mod graph;
+mod location;
 mod lookup;
 mod memory;
 mod pool;
@@ -19,6 +21,7 @@ use crate::function::Status;
 use crate::hooks::hooks;
 use array::Array;
 use graph::Graph;
+use location::Location;
 use pool::{Pool, Stream};
 use vmm::Handle;
 
@@ -107,12 +110,14 @@ hooks! { CUDA, "cuda":
     Notices cuCtxPushCurrent(context: Context) => context::enter;
     Notices cuCtxPushCurrent_v2(context: Context) => context::enter;
     Notices cuDeviceSetMemPool(device: Device, pool: Pool) => pool_current::set;
-    Notices cuMemSetMemPool(location: *const vmm::Location, kind: c_int, pool: Pool) => pool_current::set_at;
-    Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
-    Notices cuMemGetMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
+    Notices cuMemSetMemPool(location: *const Location, kind: c_int, pool: Pool) => pool_current::set_at;
+    Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
+    Notices cuMemGetMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
     Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;
     Notices cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) => context::pin;
     Notices cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) => context::pin;
+
+    Refuses cuCheckpointProcessRestore(process: c_int, arguments: *const checkpoint::RestoreArguments) => checkpoint::restore;
 
     Reports cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => report::memory_info;
     Reports cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) => report::memory_info;

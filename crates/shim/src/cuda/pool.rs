@@ -18,8 +18,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use cantle_ledger::granules_holding;
 
 use super::charge::{self, SliceGpu};
+use super::location::{Location, Place};
 use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
-use super::vmm::Location;
 use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool_current};
 use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
@@ -37,11 +37,14 @@ pub(super) type Stream = *mut c_void;
 pub(super) struct Properties {
     kind: c_int,
     handle_types: c_int,
-    pub(super) location: Location,
+    location: Location,
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`: where it was allocated it stays.
-const PINNED: c_int = 1;
+impl Properties {
+    pub(super) const fn place(&self) -> Place {
+        self.location.place_of(self.kind)
+    }
+}
 
 /// Creation takes no memory, but shows which GPU the pool's memory will be on.
 pub(super) unsafe fn create(
@@ -78,16 +81,17 @@ pub(super) unsafe fn of_location(
     status
 }
 
-/// Remembers where a pool's memory is. One of managed memory, which moves to GPUs, is neither on a GPU nor on the host: it stays
-/// unknown, and nothing is allocated from it.
+/// Remembers where a pool's memory is. One of managed memory stays unknown, and nothing is allocated from it.
 pub(super) fn learn(pool: Pool, location: Location, kind: c_int) {
-    if location.kind == Location::DEVICE {
-        know(pool, location.id);
-    } else if kind == PINNED
-        && Location::HOST.contains(&location.kind)
-        && let Some(process) = process()
-    {
-        let _full = process.host_pools.insert(Entry::new(pool as u64, 0, 0, 0));
+    match location.place_of(kind) {
+        // If there is no room, its first allocation tries again.
+        Place::Gpu(device) => drop(know(pool, device)),
+        Place::Host => {
+            if let Some(process) = process() {
+                let _full = process.host_pools.insert(Entry::new(pool as u64, 0, 0, 0));
+            }
+        }
+        Place::Nowhere | Place::Unknown => {}
     }
 }
 

@@ -8,8 +8,8 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::charge::{self, SliceGpu};
+use super::location::Location;
 use super::pool::{Pool, Stream, know, learn};
-use super::vmm::Location;
 use super::{Device, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
 use crate::process::{Process, process};

@@ -6,7 +6,8 @@
 use core::ffi::{c_int, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Address, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use super::location::{Location, Place};
+use super::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
@@ -16,21 +17,6 @@ pub(super) type Handle = u64;
 
 /// No granularity of the driver's is finer: it refuses other sizes, however large they are.
 const PAGE_BYTES: usize = 4096;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Location {
-    pub(super) kind: c_int,
-    pub(super) id: c_int,
-}
-
-impl Location {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE`; the others are host memory.
-    pub(super) const DEVICE: c_int = 1;
-    /// `CU_MEM_LOCATION_TYPE_HOST`, `…_HOST_NUMA` and `…_HOST_NUMA_CURRENT`.
-    pub(super) const HOST: [c_int; 3] = [2, 3, 4];
-}
 
 /// The beginning of `CUmemAllocationProp`.
 #[repr(C)]
@@ -49,12 +35,15 @@ pub(super) unsafe fn create(
 ) -> Status {
     // SAFETY: the call contract: `properties` is null or valid for the driver to read, and so for us.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
-    let Some(location) = location.filter(|location| location.kind == Location::DEVICE) else {
-        // Host memory, or nothing that the driver will accept.
+    let device = match location.map(Location::place) {
+        Some(Place::Gpu(device)) => device,
+        // Without properties the driver says what is missing.
         // SAFETY: the call contract; the arguments are passed unchanged.
-        return unsafe { real(handle, bytes, properties, flags) };
+        None | Some(Place::Host) => return unsafe { real(handle, bytes, properties, flags) },
+        Some(Place::Nowhere) => return INVALID_VALUE,
+        Some(Place::Unknown) => return NOT_SUPPORTED,
     };
-    let gpu = match SliceGpu::of(location.id) {
+    let gpu = match SliceGpu::of(device) {
         Ok(_) if !bytes.is_multiple_of(PAGE_BYTES) => return INVALID_VALUE,
         Ok(gpu) => gpu,
         Err(status) => return status,

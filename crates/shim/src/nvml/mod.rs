@@ -15,6 +15,7 @@ use crate::hooks::hooks;
 pub(crate) const SUCCESS: Status = 0;
 pub(crate) const INVALID_ARGUMENT: Status = 2;
 pub(crate) const NOT_SUPPORTED: Status = 3;
+pub(crate) const NO_PERMISSION: Status = 4;
 pub(crate) const NOT_FOUND: Status = 6;
 pub(crate) const INSUFFICIENT_SIZE: Status = 7;
 pub(crate) const FUNCTION_NOT_FOUND: Status = 13;
@@ -22,7 +23,35 @@ pub(crate) const FUNCTION_NOT_FOUND: Status = 13;
 /// `nvmlDevice_t`.
 type Device = *mut c_void;
 
-hooks! { NVML, "nvml":
+hooks! { NVML, "nvml"
+    // These change a GPU, or the machine, for all who use it: memory limits of other control groups, MIG instances, clocks, modes. The driver
+    // asks for an administrator's rights, which a task of root has. They are not the slice's to change.
+    refusing NO_PERMISSION: [
+        nvmlComputeInstanceDestroy nvmlDeviceClearAccountingPids nvmlDeviceClearEccErrorCounts nvmlDeviceClearFieldValues
+        nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement nvmlDeviceDiscoverGpus
+        nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceModifyDrainState nvmlDevicePowerSmoothingActivatePresetProfile
+        nvmlDevicePowerSmoothingSetState nvmlDevicePowerSmoothingUpdatePresetProfileParam nvmlDeviceReadWritePRM_v1
+        nvmlDeviceRemoveGpu nvmlDeviceRemoveGpu_v2 nvmlDeviceResetApplicationsClocks nvmlDeviceResetGpuLockedClocks
+        nvmlDeviceResetMemoryLockedClocks nvmlDeviceResetNvLinkErrorCounters nvmlDeviceResetNvLinkUtilizationCounter
+        nvmlDeviceSetAPIRestriction nvmlDeviceSetAccountingMode nvmlDeviceSetAdaptiveTgpMode_v1
+        nvmlDeviceSetApplicationsClocks nvmlDeviceSetAutoBoostedClocksEnabled nvmlDeviceSetClockOffsets
+        nvmlDeviceSetComputeMode nvmlDeviceSetConfComputeUnprotectedMemSize nvmlDeviceSetDefaultAutoBoostedClocksEnabled
+        nvmlDeviceSetDefaultFanSpeed_v2 nvmlDeviceSetDramEncryptionMode nvmlDeviceSetDriverModel nvmlDeviceSetEccMode
+        nvmlDeviceSetFanControlPolicy nvmlDeviceSetFanSpeed_v2 nvmlDeviceSetGpcClkVfOffset nvmlDeviceSetGpuLockedClocks
+        nvmlDeviceSetGpuOperationMode nvmlDeviceSetHostname_v1 nvmlDeviceSetMemClkVfOffset nvmlDeviceSetMemoryLimits_v1
+        nvmlDeviceSetMemoryLockedClocks nvmlDeviceSetMigMode nvmlDeviceSetNvLinkDeviceLowPowerThreshold
+        nvmlDeviceSetNvLinkUtilizationControl nvmlDeviceSetNvlinkBwMode nvmlDeviceSetNvlinkBwModeAsync_v1
+        nvmlDeviceSetPersistenceMode nvmlDeviceSetPowerManagementLimit nvmlDeviceSetPowerManagementLimit_v2
+        nvmlDeviceSetPowerMizerMode_v1 nvmlDeviceSetRusdSettings_v1 nvmlDeviceSetTemperatureThreshold
+        nvmlDeviceSetVgpuCapabilities nvmlDeviceSetVgpuHeterogeneousMode nvmlDeviceSetVgpuSchedulerState
+        nvmlDeviceSetVgpuSchedulerState_v2 nvmlDeviceSetVirtualizationMode nvmlDeviceVgpuForceGspUnload
+        nvmlDeviceWorkloadPowerProfileClearRequestedProfiles nvmlDeviceWorkloadPowerProfileSetRequestedProfiles
+        nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1 nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
+        nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy nvmlGpuInstanceSetVgpuHeterogeneousMode
+        nvmlGpuInstanceSetVgpuSchedulerState nvmlGpuInstanceSetVgpuSchedulerState_v2 nvmlSetVgpuVersion
+        nvmlSystemSetConfComputeGpusReadyState nvmlSystemSetConfComputeKeyRotationThresholdInfo nvmlSystemSetNvlinkBwMode
+        nvmlUnitSetLedState nvmlVgpuInstanceClearAccountingPids nvmlVgpuInstanceSetEncoderCapacity
+    ]:
     Reports nvmlDeviceGetMemoryInfo(device: Device, info: *mut memory::Info) => memory::info;
     Reports nvmlDeviceGetMemoryInfo_v2(device: Device, info: *mut memory::InfoV2) => memory::info_v2;
     Reports nvmlDeviceGetBAR1MemoryInfo(device: Device, info: *mut memory::Bar1) => memory::bar1;

@@ -13,6 +13,9 @@ type Handle = u64;
 const HANDLE_BASE: Handle = 0xC0DC_0000_0000;
 
 const LOCATION_DEVICE: u32 = 1;
+/// A part of a device's memory. The devices here have one such part, so it is all of their memory.
+const LOCATION_DEVICE_LOCALITY_DOMAIN: u32 = 6;
+const LOCALITY_DOMAINS_FROM: i32 = 13040;
 const ALLOCATION_PINNED: u32 = 1;
 const ALLOCATION_MANAGED: u32 = 2;
 const MANAGED_POOLS_FROM: i32 = 13000;
@@ -59,11 +62,20 @@ impl Location {
 
     /// The device meant, if it is one.
     pub(super) fn device(self) -> CuResult<usize> {
-        if self.kind != LOCATION_DEVICE {
-            return Err(CuError::INVALID_VALUE);
-        }
-        session()?.device(self.id)?;
-        Ok(self.id as usize)
+        let device = match self.kind {
+            LOCATION_DEVICE => self.id,
+            LOCATION_DEVICE_LOCALITY_DOMAIN if cuda_version() >= LOCALITY_DOMAINS_FROM => {
+                // The two first bytes of the union are the device and the domain.
+                let [device, domain, ..] = self.id.to_ne_bytes();
+                if domain != 0 {
+                    return Err(CuError::INVALID_VALUE);
+                }
+                i32::from(device)
+            }
+            _ => return Err(CuError::INVALID_VALUE),
+        };
+        session()?.device(device)?;
+        Ok(device as usize)
     }
 }
 
