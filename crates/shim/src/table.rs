@@ -137,17 +137,23 @@ impl Table {
         }
     }
 
-    /// Removes every entry for which `doomed` is true, one after another.
+    /// Removes every entry for which `doomed` is true, one after another. Nothing is locked while `each` gets one.
+    ///
+    /// A removal moves later entries up, so the search goes on at the hole. Another thread's change can move an entry to where the search
+    /// has been, so a stripe is done when a whole pass finds nothing.
     pub(crate) fn sweep(&self, doomed: impl Fn(&Entry) -> bool, mut each: impl FnMut(Entry)) {
         for stripe in &self.0 {
+            let (mut at, mut has_found) = (0, false);
             loop {
-                let taken = {
-                    let mut stripe = stripe.lock();
-                    let found = stripe.slots().iter().copied().find(|entry| entry.key != 0 && doomed(entry));
-                    found.and_then(|entry| stripe.remove(entry.key))
-                };
-                let Some(entry) = taken else { break };
-                each(entry);
+                let taken = stripe.lock().remove_next(&mut at, &doomed);
+                match taken {
+                    Some(entry) => {
+                        has_found = true;
+                        each(entry);
+                    }
+                    None if has_found => (at, has_found) = (0, false),
+                    None => break,
+                }
             }
         }
     }
@@ -248,8 +254,19 @@ impl Stripe {
         }
     }
 
+    /// Removes the first entry from slot `at` on for which `doomed` is true. `at` becomes its slot, or the end.
+    fn remove_next(&mut self, at: &mut usize, doomed: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let mut rest = self.slots().iter().enumerate().skip(*at);
+        let found = rest.find(|(_, entry)| entry.key != 0 && doomed(entry)).map(|(at, _)| at);
+        *at = found.unwrap_or(self.capacity);
+        self.remove_at(found?)
+    }
+
     fn remove(&mut self, key: u64) -> Option<Entry> {
-        let mut hole = self.find(key)?;
+        self.remove_at(self.find(key)?)
+    }
+
+    fn remove_at(&mut self, mut hole: usize) -> Option<Entry> {
         let removed = core::mem::take(self.slots_mut().get_mut(hole)?);
         self.length -= 1;
         let mask = self.mask();
@@ -332,6 +349,48 @@ mod tests {
         table.sweep(|_| true, |entry| swept.push((entry.key, entry)));
         swept.sort_by_key(|(key, _)| *key);
         assert_eq!(swept, model.into_iter().collect::<Vec<_>>());
+    }
+
+    /// Twice the entries, twice the time: the searches that a removal begins do not start over.
+    #[test]
+    fn a_sweep_looks_at_each_slot_a_few_times() {
+        let looks = |count: u64| {
+            let (table, looks) = (Table::new(), core::cell::Cell::new(0_u64));
+            (1..=count).for_each(|key| {
+                assert!(table.insert(Entry::new(key * 512, key % 2, 0, 0)).unwrap().is_none())
+            });
+            let doomed = |entry: &Entry| {
+                looks.set(looks.get() + 1);
+                entry.context == 0
+            };
+            let mut swept = 0;
+            table.sweep(doomed, |_| swept += 1);
+            assert_eq!(swept, count / 2);
+            let mut left = 0;
+            table.each(|entry| left += entry.context);
+            assert_eq!(left, count.div_ceil(2));
+            looks.get() / count
+        };
+        assert!(looks(20_000) <= 3 && looks(100_000) <= 3);
+    }
+
+    #[test]
+    fn a_sweep_finds_all_while_others_change_the_table() {
+        let table = Table::new();
+        (1..=20_000).for_each(|key| assert!(table.insert(Entry::new(key * 512, 1, 0, 0)).unwrap().is_none()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20 {
+                    for key in 30_000..40_000_u64 {
+                        table.insert(Entry::new((key + round) * 512, 2, 0, 0)).unwrap();
+                        table.remove((key + round) * 512);
+                    }
+                }
+            });
+            let mut swept = 0;
+            table.sweep(|entry| entry.context == 1, |_| swept += 1);
+            assert_eq!(swept, 20_000);
+        });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! finds one (NVIDIA's runtime makes primary ones through a private table), and given back with it. Everything allocated in a context
 //! is freed with it.
 
+use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, SliceGpu};
@@ -186,8 +187,15 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
     };
     gate::context_ends();
     let process = gpu.process();
-    let in_primary =
-        |entry: &Entry| entry.gpu() == gpu.index && process.contexts.get(entry.context).is_none();
+    // Nearly all entries are of one context, so it is looked up once.
+    let last = Cell::new((0, false));
+    let is_own = |context: u64| {
+        if last.get().0 != context {
+            last.set((context, process.contexts.get(context).is_some()));
+        }
+        last.get().1
+    };
+    let in_primary = |entry: &Entry| entry.gpu() == gpu.index && !is_own(entry.context);
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_ended(gpu, device);
