@@ -74,6 +74,13 @@ def test_no_lock_is_held_while_the_driver_allocates(machine):
     assert running.child.returncode == 0
 
 
+def test_memory_with_the_handle_of_released_memory_is_charged(machine):
+    running = start(machine, "handles_reused")
+    record = running.record()
+    assert record["free"] == LIMIT - machine.used() == LIMIT - CONTEXT - CHUNK, record
+    assert running.end() == 0
+
+
 def test_a_pool_that_went_with_its_context_is_not_asked(machine):
     running = start(machine, "reset_takes_pools")
     record = running.record()

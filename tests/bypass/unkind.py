@@ -130,6 +130,27 @@ def growth_waits():
     return 2 * CHUNK, 0
 
 
+def created(size=CHUNK):
+    handle, properties = ctypes.c_ulonglong(), Properties(1, 0, 1, 0)
+    must(cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0)))
+    return handle
+
+
+def handles_reused():
+    """One thread releases memory, and before that returns another one creates some and gets the same handle."""
+    driver = ctypes.CDLL("/run/cantle/real/libcuda.so.1")
+    first = created()
+    thread = threading.Thread(target=lambda: must(cuda.cuMemRelease(first)))
+    thread.start()
+    while not driver.unkind_has_released():
+        time.sleep(0.001)
+    second = created()
+    assert second.value == first.value, "it is another one: this shows nothing"
+    driver.unkind_finish()
+    thread.join()
+    return CHUNK, 0
+
+
 def reset_takes_pools():
     """A reset with memory of a pool of its own, and a synchronization after it."""
     primary = ctypes.c_void_p()

@@ -88,13 +88,16 @@ const fn physical(bytes: u64) -> u64 {
     }
 }
 
+/// The reference is taken off before the driver is asked: afterwards it may give another thread's memory the same handle.
 pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handle: Handle) -> Status {
+    let process = process();
+    let taken = process.map(|process| take_reference(process, handle));
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle) };
-    if status == SUCCESS
-        && let Some(process) = process()
-    {
-        drop_reference(process, handle);
+    match taken {
+        Some(Taken::Last(gone)) if status == SUCCESS => charge::release(&gone),
+        Some(taken) if status != SUCCESS => process.map_or((), |process| put_back(process, handle, taken)),
+        _ => {}
     }
     status
 }
@@ -145,32 +148,59 @@ pub(super) unsafe fn map(
     let status = unsafe { real(address, bytes, offset, handle, flags) };
     if status == SUCCESS
         && let Some(process) = process()
-        && add_reference(process, handle)
-        && process.mappings.insert(Entry::new(address, handle, 0, bytes as u64)).is_err()
     {
-        // Unknown when it is unmapped, so the memory stays charged: too much is safe, too little is not.
+        // Memory of another process is not in the table; its mapping is, so that those behind it are found.
+        let _is_known = add_reference(process, handle);
+        // If there is no room, the mapping is unknown when it ends, so the memory stays charged: too much is safe, too little is not.
+        if let Ok(Some(gone)) = process.mappings.insert(Entry::new(address, handle, 0, bytes as u64)) {
+            // What was mapped here before has ended, or is about to be found so by another thread.
+            drop_reference(process, gone.context & !ENDING);
+        }
     }
     status
 }
 
-/// Unmaps a range, which may span several mappings.
+/// Set in the handle of a mapping that the driver is ending. No handle has this bit.
+const ENDING: u64 = 1 << 63;
+
+/// Unmaps a range, which may span several mappings. They are marked before the driver is asked: afterwards another thread may map something
+/// at their addresses.
 pub(super) unsafe fn unmap(
     real: unsafe extern "C" fn(Address, usize) -> Status,
     address: Address,
     bytes: usize,
 ) -> Status {
+    let end = address.saturating_add(bytes as u64);
+    if let Some(process) = process() {
+        each_mapping(process, address, end, |mapping| {
+            process.mappings.update(mapping.key, |mapping| mapping.context |= ENDING);
+        });
+    }
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes) };
-    if status != SUCCESS {
-        return status;
+    if let Some(process) = process() {
+        each_mapping(process, address, end, |mapping| {
+            if status != SUCCESS {
+                process.mappings.update(mapping.key, |mapping| mapping.context &= !ENDING);
+            } else if let Some(gone) =
+                process.mappings.remove_if(mapping.key, |mapping| mapping.context & ENDING != 0)
+            {
+                drop_reference(process, gone.context & !ENDING);
+            }
+        });
     }
-    let Some(process) = process() else { return status };
-    let end = address.saturating_add(bytes as u64);
-    process.mappings.sweep(
-        |mapping| address <= mapping.key && mapping.key < end,
-        |mapping| drop_reference(process, mapping.context),
-    );
     status
+}
+
+/// Calls `each` with the mappings from `address` to `end`. The driver unmaps whole mappings only, so each begins where the one before ends.
+fn each_mapping(process: &Process, address: Address, end: Address, each: impl Fn(Entry)) {
+    let mut at = address;
+    while at < end
+        && let Some(mapping) = process.mappings.get(at).filter(|mapping| mapping.bytes() > 0)
+    {
+        each(mapping);
+        at = at.saturating_add(mapping.bytes());
+    }
 }
 
 /// Counts one more handle or mapping of a handle's memory; false if the handle is not in the table.
@@ -178,13 +208,49 @@ fn add_reference(process: &Process, handle: Handle) -> bool {
     process.handles.update(handle, |entry| entry.context = entry.context.saturating_add(1))
 }
 
-/// Counts one handle or mapping less; with the last one the memory is freed.
-fn drop_reference(process: &Process, handle: Handle) {
-    let gone = process.handles.remove_if(handle, |entry| {
+/// A handle or a mapping that has been taken off the table.
+enum Taken {
+    /// The table does not have it.
+    Unknown,
+    /// Others keep the memory.
+    One,
+    /// With this one the memory is freed.
+    Last(Entry),
+}
+
+/// Counts one handle or mapping less. What the last one has left is still charged.
+fn take_reference(process: &Process, handle: Handle) -> Taken {
+    let mut is_known = false;
+    let last = process.handles.remove_if(handle, |entry| {
+        is_known = true;
         entry.context = entry.context.saturating_sub(1);
         entry.context == 0
     });
-    if let Some(gone) = gone {
+    match last {
+        Some(gone) => Taken::Last(gone),
+        None if is_known => Taken::One,
+        None => Taken::Unknown,
+    }
+}
+
+/// The driver has refused what was taken off.
+fn put_back(process: &Process, handle: Handle, taken: Taken) {
+    match taken {
+        Taken::Unknown => {}
+        Taken::One => {
+            let _is_known = add_reference(process, handle);
+        }
+        Taken::Last(mut gone) => {
+            gone.context = 1;
+            // If there is no room, it is unknown when it is freed, so it stays charged.
+            let _full = process.handles.join(gone, |entry| entry.context = entry.context.saturating_add(1));
+        }
+    }
+}
+
+/// Counts one mapping less that the driver has ended; with the last one the memory is freed.
+fn drop_reference(process: &Process, handle: Handle) {
+    if let Taken::Last(gone) = take_reference(process, handle) {
         charge::release(&gone);
     }
 }
