@@ -20,6 +20,7 @@ mod gate;
 mod holdings;
 pub mod hooks;
 mod lock;
+mod moment;
 mod nvml;
 #[cfg(feature = "preload")]
 mod preload;

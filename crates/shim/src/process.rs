@@ -16,6 +16,7 @@ use cantle_ledger::{Attachment, Ledger, MAX_GPUS};
 
 use crate::holdings::Holdings;
 use crate::lock::Lock;
+use crate::moment::Moment;
 use crate::table::Table;
 
 /// CUDA device ordinals that are remembered; a process sees no more GPUs than this.
@@ -48,6 +49,8 @@ pub(crate) struct Process {
     pub(crate) pools: Table,
     /// Counts what may have given a GPU another current pool.
     pub(crate) pool_changes: AtomicU32,
+    /// When this process last looked for dead ones of its slice.
+    pub(crate) reaped: Moment,
     /// Number of CUDA devices that this process sees, 0 if it was not asked yet: it does not change.
     pub(crate) device_count: AtomicU32,
     /// Memory pools on the host, which take nothing of the slice.

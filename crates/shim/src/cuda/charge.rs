@@ -83,9 +83,12 @@ impl SliceGpu {
         self.process
     }
 
-    /// Granules in use by the whole slice, without those of dead processes, and its limit.
+    /// Granules in use by the whole slice, without those of processes that died more than a moment ago, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
-        self.attachment.reap_others();
+        // The kernel is asked for each process of the slice, which a program that asks in a loop should not pay for each time.
+        if self.process.reaped.is_due() {
+            self.attachment.reap_others();
+        }
         let ledger = self.attachment.ledger();
         (ledger.used(self.index), ledger.gpus().get(self.index).map_or(0, |gpu| gpu.limit_granules()))
     }
