@@ -48,12 +48,18 @@ def measure(home, program, turns):
     return least
 
 
+class Times(float):
+    """A promise in proportion to what the driver takes alone."""
+
+
 def compare(least, promised):
     """Prints what cantle adds to each figure and what was promised; returns the names of broken promises."""
     broken = []
     for name, alone in least["alone"].items():
         cantle, limit = least["cantle"][name], promised[name]
         added = cantle - alone
-        print(f"{name:<22}{alone:>10.1f}{least['floor'][name]:>10.1f}{cantle:>10.1f}{added:>10.1f}{f'+{limit}':>10}")
-        broken += [name] if added > limit else []
+        is_kept = cantle <= alone * limit if isinstance(limit, Times) else added <= limit
+        shown = f"x{float(limit)}" if isinstance(limit, Times) else f"+{limit}"
+        print(f"{name:<28}{alone:>10.1f}{least['floor'][name]:>10.1f}{cantle:>10.1f}{added:>10.1f}{shown:>10}")
+        broken += [] if is_kept else [name]
     return broken
