@@ -115,6 +115,25 @@ class AllocNode(ctypes.Structure):
     ]
 
 
+def graph_of_steps(steps, joined=True, flags=0):
+    """A graph of ("alloc", name, size) and ("free", name), each after the one before it, or (not `joined`) a free only after its allocation and the
+    rest after nothing; [executable, {name: address}]."""
+    graph, node, executable = c_uint64(), c_uint64(), c_uint64()
+    assert cu.cuGraphCreate(byref(graph), 0) == 0
+    addresses, last = {}, None
+    for kind, name, *size in steps:
+        before = [byref(c_uint64(last)), c_size_t(1)] if last and (joined or kind == "free") else [None, c_size_t(0)]
+        if kind == "alloc":
+            params = AllocNode(1, 0, 1, 0, size=size[0])
+            assert cu.cuGraphAddMemAllocNode(byref(node), graph, *before, byref(params)) == 0
+            addresses[name] = params.address
+        else:
+            assert cu.cuGraphAddMemFreeNode(byref(node), graph, *before, c_uint64(addresses[name])) == 0
+        last = node.value
+    assert cu.cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(flags)) == 0
+    return [executable.value, addresses]
+
+
 def graph_with_allocation(size, then_free=False, upload=False):
     """A graph that allocates, and frees if asked; [executable, address], or the code if it can't be instantiated."""
     graph = number("cuGraphCreate", 0, kind=c_uint64)[1]

@@ -340,3 +340,40 @@ def test_pools_of_host_and_managed_memory(machine, client, driver, code):
     assert client(f"free_async({address})") == 0
     assert client(f"cu.cuMemPoolTrimTo(c_uint64({pool}), c_size_t(0))") == 0 and machine.used() == before
     assert client(create.format(2, 1))[0] == code
+
+
+def chain(*steps, **more):
+    """A graph of steps in a row, as `graph_of_steps` of client.py takes them."""
+    return f"graph_of_steps({list(steps)!r}, **{more!r})"
+
+
+def test_a_graph_reuses_the_addresses_of_what_it_has_freed(machine, client):
+    """NVIDIA's sample graphMemoryFootprint: two allocations, one after the other, take what one takes."""
+    executable, addresses = client(chain(("alloc", "a", 6 * MIB), ("free", "a"), ("alloc", "b", 4 * MIB), ("free", "b")))
+    assert addresses["a"] == addresses["b"]
+    assert client(f"cu.cuGraphLaunch(c_uint64({executable}), None)") == 0
+    assert held(machine) == 6 * MIB and graph_figure(client, 0) == 0
+
+
+def test_a_graph_reuses_no_address_of_what_may_be_in_use(machine, client):
+    """The negative controls: not freed, freed on another branch, or too small."""
+    live = client(chain(("alloc", "a", 4 * MIB), ("alloc", "b", 4 * MIB), ("free", "a"), ("free", "b")))
+    apart = client(chain(("alloc", "a", 4 * MIB), ("free", "a"), ("alloc", "b", 4 * MIB), ("free", "b"), joined=False))
+    larger = client(chain(("alloc", "a", 4 * MIB), ("free", "a"), ("alloc", "b", 6 * MIB), ("free", "b")))
+    for (executable, addresses), most in ((live, 8), (apart, 8), (larger, 10)):
+        assert addresses["a"] != addresses["b"]
+        assert client(f"cu.cuGraphLaunch(c_uint64({executable}), None)") == 0
+        assert held(machine) == most * MIB
+        assert client("cu.cuDeviceGraphMemTrim(0)") == 0
+
+
+def test_a_capture_reuses_addresses_in_the_order_of_its_streams(machine, client):
+    stream = client("number('cuStreamCreate', 0, kind=c_uint64)")[1]
+    assert client(f"cu.cuStreamBeginCapture_v2(c_uint64({stream}), 0)") == 0
+    first = client(f"alloc_async({6 * MIB}, {stream})")[1]
+    assert client(f"free_async({first}, {stream})") == 0
+    assert client(f"alloc_async({6 * MIB}, {stream})") == [0, first]
+    assert client(f"free_async({first}, {stream})") == 0
+    graph = client("(lambda g: [cu.cuStreamEndCapture(c_uint64(%d), byref(g)), g.value])(c_uint64())" % stream)[1]
+    executable = client(f"number('cuGraphInstantiateWithFlags', c_uint64({graph}), c_uint64(0), kind=c_uint64)")[1]
+    assert client(f"cu.cuGraphLaunch(c_uint64({executable}), None)") == 0 and held(machine) == 6 * MIB

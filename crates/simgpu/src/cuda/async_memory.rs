@@ -18,6 +18,7 @@ const LOCATION_DEVICE_LOCALITY_DOMAIN: u32 = 6;
 const LOCALITY_DOMAINS_FROM: i32 = 13040;
 const ALLOCATION_PINNED: u32 = 1;
 const ALLOCATION_MANAGED: u32 = 2;
+/// Also nodes of graphs that allocate managed memory, or memory of the host.
 const MANAGED_POOLS_FROM: i32 = 13000;
 const ACCESS_READ_WRITE: u32 = 3;
 
@@ -31,7 +32,7 @@ const USED_HIGH: i32 = 8;
 
 /// `CUmemLocation`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) kind: u32,
     pub(super) id: i32,
@@ -39,7 +40,7 @@ pub(super) struct Location {
 
 /// The beginning of `CUmemPoolProps`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoolProps {
     allocation: u32,
     handle_types: u32,
@@ -51,6 +52,18 @@ impl PoolProps {
     pub(super) const fn pinned_on(device: usize) -> Self {
         let location = Location { kind: LOCATION_DEVICE, id: device as i32 };
         Self { allocation: ALLOCATION_PINNED, handle_types: 0, location }
+    }
+
+    /// The device of a graph's allocation node; `None` on the host. Managed memory counts as that of a device.
+    pub(super) fn graph_device(self) -> CuResult<Option<usize>> {
+        let is_new = cuda_version() >= MANAGED_POOLS_FROM;
+        match self.allocation {
+            ALLOCATION_PINNED if is_new && self.location.is_host() => Ok(None),
+            ALLOCATION_MANAGED if is_new && self.location.kind != LOCATION_DEVICE => Ok(Some(0)),
+            ALLOCATION_PINNED => self.location.device().map(Some),
+            ALLOCATION_MANAGED if is_new => self.location.device().map(Some),
+            _ => Err(CuError::INVALID_VALUE),
+        }
     }
 }
 
@@ -97,7 +110,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
     let (_, device) = inner.current_device()?;
     let pool = pool.map_or(Ok(inner.pools.current[device]), number)?;
     let address = match inner.capture_of(stream)? {
-        Some(graph) => inner.add_allocation(graph, device, size_bytes)?.1,
+        Some(graph) => inner.capture_allocation(graph, PoolProps::pinned_on(device), size_bytes, stream)?,
         None => {
             inner.forbid_unsafe()?;
             inner.allocate(size_bytes, Kind::Pool(pool))?
@@ -109,7 +122,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
 fn free(address: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
     match inner.capture_of(stream)? {
-        Some(graph) => inner.add_free(graph, address).map(|_| ()),
+        Some(graph) => inner.capture_free(graph, address, stream),
         None => {
             inner.forbid_unsafe()?;
             inner.free(address)

@@ -37,6 +37,8 @@ struct Capture {
     streams: BTreeMap<u64, u64>,
     /// Those of them with operations that the origin does not wait for yet.
     unjoined: BTreeSet<u64>,
+    /// The nodes that the next one of a stream waits for.
+    tails: BTreeMap<u64, Vec<u64>>,
 }
 
 /// All captures of the process.
@@ -45,12 +47,27 @@ pub(super) struct Captures {
     captures: BTreeMap<u64, Capture>,
     /// Events that were recorded in a captured stream: graph, stream, and how many operations it had.
     events: BTreeMap<u64, (u64, u64, u64)>,
+    /// The nodes that who waits for such an event waits for.
+    awaited: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Captures {
     fn graph_of(&self, stream: u64) -> Option<u64> {
         let of_stream = |(_, capture): &(&u64, &Capture)| capture.streams.contains_key(&stream);
         self.captures.iter().find(of_stream).map(|(graph, _)| *graph)
+    }
+
+    /// The nodes that the next one of a captured stream waits for.
+    pub(super) fn tail(&self, graph: u64, stream: u64) -> Vec<u64> {
+        let tails = self.captures.get(&graph).map(|capture| &capture.tails);
+        tails.and_then(|tails| tails.get(&stream)).cloned().unwrap_or_default()
+    }
+
+    /// A captured stream has a node more.
+    pub(super) fn advance(&mut self, graph: u64, stream: u64, node: u64) {
+        if let Some(capture) = self.captures.get_mut(&graph) {
+            capture.tails.insert(stream, vec![node]);
+        }
     }
 
     fn invalidate(&mut self, which: impl Fn(&Capture) -> bool) -> bool {
@@ -94,6 +111,7 @@ impl Captures {
         let Some(graph) = self.operation(stream)? else { return Ok(false) };
         let operations = self.captures.get(&graph).and_then(|c| c.streams.get(&stream)).copied();
         self.events.insert(event, (graph, stream, operations.unwrap_or(0)));
+        self.awaited.insert(event, self.tail(graph, stream));
         Ok(true)
     }
 
@@ -118,6 +136,8 @@ impl Captures {
             capture.unjoined.remove(&recorded_in);
         }
         capture.streams.entry(stream).or_default();
+        let awaited = self.awaited.get(&event).into_iter().flatten();
+        capture.tails.entry(stream).or_default().extend(awaited);
         self.operation(stream).map(|_| true)
     }
 }
@@ -160,6 +180,7 @@ impl Inner {
             is_invalid: false,
             streams: BTreeMap::from([(stream, 0)]),
             unjoined: BTreeSet::new(),
+            tails: BTreeMap::new(),
         };
         self.graphs.captures.captures.insert(graph, capture);
         Ok(())
@@ -183,6 +204,8 @@ impl Inner {
         };
         captures.captures.remove(&graph);
         captures.events.retain(|_, (of, ..)| *of != graph);
+        let events = &captures.events;
+        captures.awaited.retain(|event, _| events.contains_key(event));
         if result.is_err() {
             self.destroy_graph(graph)?;
         }

@@ -134,7 +134,7 @@ fn launch_timed(function: u64, blocks: u32, stream: u64) -> CuResult {
         return Err(CuError::INVALID_HANDLE);
     };
     if let Some(graph) = inner.capture_of(stream)? {
-        return inner.graphs.add(graph, Node::Kernel { takes, blocks }).map(|_| ());
+        return inner.graphs.add_captured(graph, Node::Kernel { takes, blocks }, stream).map(|_| ());
     }
     drop(inner);
     takes.queue(place(stream)?, blocks)

@@ -1,13 +1,15 @@
 //! Graphs, as far as memory is concerned: allocation and free nodes have the lifetimes that CUDA gives them; other nodes are
-//! counted and do nothing. Dependencies are not kept.
+//! counted and do nothing.
 //!
 //! An allocation node has its address from the start and memory from a launch on, until the address is freed: by a free
-//! node of this or another graph, or by `cuMemFree(Async)`. The memory comes from the device's graph pool, which keeps it
-//! until `cuDeviceGraphMemTrim`. An upload lets the pool grow to what a launch needs.
+//! node of this or another graph, or by `cuMemFree(Async)`. A node that depends on a free node of its graph gets the address that is free by
+//! then, if it fits there: what a graph takes is the sum over its addresses, not over its nodes. The memory comes from the device's graph
+//! pool, which keeps it until `cuDeviceGraphMemTrim`. An upload lets the pool grow to what a launch needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::address_space::{Allocation, Kind};
+use super::async_memory::PoolProps;
 use super::capture::Captures;
 use super::kernel_time::Takes;
 use super::session::Inner;
@@ -27,6 +29,7 @@ pub(super) enum Node {
     Alloc {
         address: u64,
         size_bytes: u64,
+        props: PoolProps,
     },
     Free {
         address: u64,
@@ -66,10 +69,17 @@ pub(super) struct Graphs {
     graphs: BTreeMap<u64, Graph>,
     executables: BTreeMap<u64, Graph>,
     nodes: BTreeMap<u64, Node>,
+    /// The nodes that a node waits for.
+    before: BTreeMap<u64, Vec<u64>>,
     pub(super) captures: Captures,
-    /// Addresses of allocation nodes that have memory now.
-    resident: BTreeSet<u64>,
+    /// Addresses of allocation nodes that have memory now, and how much.
+    resident: BTreeMap<u64, u64>,
+    /// The pool of nodes that allocate memory of the host.
+    host_pool: Option<u32>,
 }
+
+/// Addresses of a graph's allocation nodes: how much memory one needs, and how often it is allocated less how often it is freed.
+type Places = BTreeMap<u64, (u64, i64)>;
 
 impl Graphs {
     fn handle(&mut self) -> u64 {
@@ -91,12 +101,67 @@ impl Graphs {
         self.nodes.get(&node).copied().ok_or(CuError::INVALID_VALUE)
     }
 
-    pub(super) fn add(&mut self, graph: u64, node: Node) -> CuResult<u64> {
+    /// Adds a node that waits for the nodes `before`.
+    pub(super) fn add(&mut self, graph: u64, node: Node, before: &[u64]) -> CuResult<u64> {
         self.nodes_of(graph)?;
         let handle = self.handle();
         self.nodes.insert(handle, node);
+        self.before.insert(handle, before.to_vec());
         self.graphs.entry(graph).or_default().nodes.push(handle);
         Ok(handle)
+    }
+
+    /// Adds what a captured stream does, after what it has done before.
+    pub(super) fn add_captured(&mut self, graph: u64, node: Node, stream: u64) -> CuResult<u64> {
+        let before = self.captures.tail(graph, stream);
+        let handle = self.add(graph, node, &before)?;
+        self.captures.advance(graph, stream, handle);
+        Ok(handle)
+    }
+
+    /// Nodes that have ended before one begins that waits for `before`.
+    fn ended_before(&self, before: &[u64]) -> BTreeSet<u64> {
+        let (mut ended, mut open) = (BTreeSet::new(), before.to_vec());
+        while let Some(node) = open.pop() {
+            if ended.insert(node) {
+                open.extend(self.before.get(&node).into_iter().flatten());
+            }
+        }
+        ended
+    }
+
+    /// The smallest address of a graph that is free for a node after `before`, with room for `size_bytes`: each of its allocations has
+    /// been freed by then.
+    fn reusable(&self, graph: u64, before: &[u64], size_bytes: u64, props: PoolProps) -> Option<u64> {
+        let ended = self.ended_before(before);
+        let mut places: BTreeMap<u64, (u64, i64)> = BTreeMap::new();
+        for handle in self.nodes_of(graph).ok()? {
+            match *self.nodes.get(handle)? {
+                Node::Alloc { address, size_bytes, props: of } if of == props => {
+                    let (room, open) = places.entry(address).or_default();
+                    (*room, *open) = ((*room).max(size_bytes), *open + 1);
+                }
+                Node::Free { address } if ended.contains(handle) => places.entry(address).or_default().1 -= 1,
+                _ => {}
+            }
+        }
+        let fitting = places.into_iter().filter(|&(_, (room, open))| open == 0 && room >= size_bytes);
+        fitting.min_by_key(|&(_, (room, _))| room).map(|(address, _)| address)
+    }
+
+    fn places(&self, nodes: &[u64]) -> CuResult<Places> {
+        let mut places = Places::new();
+        for &node in nodes {
+            match self.node(node)? {
+                Node::Alloc { address, size_bytes, .. } => {
+                    let (room, open) = places.entry(address).or_default();
+                    (*room, *open) = ((*room).max(size_bytes), *open + 1);
+                }
+                Node::Free { address } => places.entry(address).or_default().1 -= 1,
+                _ => {}
+            }
+        }
+        Ok(places)
     }
 
     pub(super) fn instantiate(&mut self, graph: u64, auto_free: bool) -> CuResult<u64> {
@@ -108,64 +173,89 @@ impl Graphs {
 }
 
 impl Inner {
-    /// Adds an allocation node; the node and its address.
+    /// Adds an allocation node, after those that it waits for; the node and its address.
     pub(super) fn add_allocation(
         &mut self,
         graph: u64,
-        device: usize,
+        props: PoolProps,
         size_bytes: u64,
+        before: &[u64],
     ) -> CuResult<(u64, u64)> {
         self.graphs.nodes_of(graph)?;
         if size_bytes == 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        let kind = Kind::Graph(self.pools.graph_pool(device));
-        let allocation = Allocation { size_bytes, context: 0, kind };
-        let address = self.addresses.insert(allocation).ok_or(CuError::OUT_OF_MEMORY)?;
-        let node = self.graphs.add(graph, Node::Alloc { address, size_bytes })?;
+        let pool = match props.graph_device()? {
+            Some(device) => self.pools.graph_pool(device),
+            None => *self.graphs.host_pool.get_or_insert_with(|| self.pools.create(0, true)),
+        };
+        let address = match self.graphs.reusable(graph, before, size_bytes, props) {
+            Some(address) => address,
+            None => {
+                let allocation = Allocation { size_bytes, context: 0, kind: Kind::Graph(pool) };
+                self.addresses.insert(allocation).ok_or(CuError::OUT_OF_MEMORY)?
+            }
+        };
+        let node = self.graphs.add(graph, Node::Alloc { address, size_bytes, props }, before)?;
         Ok((node, address))
     }
 
     /// Adds a free node for an address of an allocation node.
-    pub(super) fn add_free(&mut self, graph: u64, address: u64) -> CuResult<u64> {
+    pub(super) fn add_free(&mut self, graph: u64, address: u64, before: &[u64]) -> CuResult<u64> {
         match self.addresses.get(address) {
-            Some(Allocation { kind: Kind::Graph(_), .. }) => self.graphs.add(graph, Node::Free { address }),
+            Some(Allocation { kind: Kind::Graph(_), .. }) => {
+                self.graphs.add(graph, Node::Free { address }, before)
+            }
             _ => Err(CuError::INVALID_VALUE),
         }
     }
 
-    /// Frees the memory behind an allocation node.
-    pub(super) fn free_graph_memory(&mut self, address: u64, pool: u32, size_bytes: u64) -> CuResult {
-        if !self.graphs.resident.remove(&address) {
-            return Err(CuError::INVALID_VALUE);
-        }
-        self.pool_return(pool, size_bytes)?;
-        self.forget_unused(&[Node::Alloc { address, size_bytes }]);
+    /// An allocation in a captured stream; its address.
+    pub(super) fn capture_allocation(
+        &mut self,
+        graph: u64,
+        props: PoolProps,
+        size_bytes: u64,
+        stream: u64,
+    ) -> CuResult<u64> {
+        let before = self.graphs.captures.tail(graph, stream);
+        let (node, address) = self.add_allocation(graph, props, size_bytes, &before)?;
+        self.graphs.captures.advance(graph, stream, node);
+        Ok(address)
+    }
+
+    /// A release in a captured stream.
+    pub(super) fn capture_free(&mut self, graph: u64, address: u64, stream: u64) -> CuResult {
+        let before = self.graphs.captures.tail(graph, stream);
+        let node = self.add_free(graph, address, &before)?;
+        self.graphs.captures.advance(graph, stream, node);
         Ok(())
     }
 
-    /// Runs an executable: takes memory for its allocation nodes, all or nothing, then runs its free nodes.
+    /// Frees the memory behind an allocation node.
+    pub(super) fn free_graph_memory(&mut self, address: u64, pool: u32) -> CuResult {
+        let size_bytes = self.graphs.resident.remove(&address).ok_or(CuError::INVALID_VALUE)?;
+        self.pool_return(pool, size_bytes)?;
+        self.forget_unused(&[address]);
+        Ok(())
+    }
+
+    /// Runs an executable: takes memory for its addresses, all or nothing, and frees what its free nodes name.
     pub(super) fn launch_graph(&mut self, executable: u64) -> CuResult {
         let graph = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?.clone();
-        let nodes = graph.nodes.iter().map(|&node| self.graphs.node(node)).collect::<CuResult<Vec<_>>>()?;
+        let places = self.graphs.places(&graph.nodes)?;
         let mut taken = Vec::new();
-        for &node in &nodes {
-            if let Node::Alloc { address, .. } = node {
-                match self.launch_allocation(address, graph.auto_free) {
-                    Ok(()) => taken.push(address),
-                    Err(error) => {
-                        taken.into_iter().try_for_each(|address| self.free(address))?;
-                        return Err(error);
-                    }
+        for (&address, &(size_bytes, _)) in places.iter().filter(|(_, (size_bytes, _))| *size_bytes > 0) {
+            match self.launch_allocation(address, size_bytes, graph.auto_free) {
+                Ok(()) => taken.push(address),
+                Err(error) => {
+                    taken.into_iter().try_for_each(|address| self.free(address))?;
+                    return Err(error);
                 }
             }
         }
-        for &node in &nodes {
-            if let Node::Free { address } = node {
-                self.free(address)?;
-            }
-        }
-        Ok(())
+        // What another graph allocated has room for nothing here, and is freed.
+        places.iter().filter(|(_, (_, open))| *open <= 0).try_for_each(|(&address, _)| self.free(address))
     }
 
     /// Launching an executable in a captured stream makes its nodes part of the new graph.
@@ -195,14 +285,13 @@ impl Inner {
     /// Has the pools reserve what a launch would take. After a refusal, they stay at the size that they could reach.
     pub(super) fn upload_graph(&mut self, executable: u64) -> CuResult {
         let graph = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?;
-        let nodes = graph.nodes.iter().map(|&node| self.graphs.node(node)).collect::<CuResult<Vec<_>>>()?;
+        let places = self.graphs.places(&graph.nodes)?;
         let (mut taken, mut result) = (Vec::new(), Ok(()));
-        for node in nodes {
-            let Node::Alloc { address, size_bytes } = node else { continue };
+        for (address, (size_bytes, _)) in places {
             let Some(Allocation { kind: Kind::Graph(pool), .. }) = self.addresses.get(address) else {
                 continue;
             };
-            if self.graphs.resident.contains(&address) {
+            if size_bytes == 0 || self.graphs.resident.contains_key(&address) {
                 continue;
             }
             result = self.pool_take(pool, size_bytes);
@@ -215,18 +304,18 @@ impl Inner {
         result
     }
 
-    fn launch_allocation(&mut self, address: u64, auto_free: bool) -> CuResult {
-        let Some(Allocation { kind: Kind::Graph(pool), size_bytes, .. }) = self.addresses.get(address) else {
+    fn launch_allocation(&mut self, address: u64, size_bytes: u64, auto_free: bool) -> CuResult {
+        let Some(Allocation { kind: Kind::Graph(pool), .. }) = self.addresses.get(address) else {
             return Err(CuError::INVALID_VALUE);
         };
-        if self.graphs.resident.contains(&address) {
+        if self.graphs.resident.contains_key(&address) {
             if !auto_free {
                 return Err(CuError::INVALID_VALUE);
             }
             self.free(address)?;
         }
         self.pool_take(pool, size_bytes)?;
-        self.graphs.resident.insert(address);
+        self.graphs.resident.insert(address, size_bytes);
         Ok(())
     }
 
@@ -235,29 +324,31 @@ impl Inner {
         let graphs = &mut self.graphs;
         let gone = graphs.graphs.remove(&handle).or_else(|| graphs.executables.remove(&handle));
         let gone = gone.ok_or(CuError::INVALID_VALUE)?;
-        let nodes: Vec<Node> = gone.nodes.iter().filter_map(|node| graphs.nodes.get(node).copied()).collect();
-        self.forget_unused(&nodes);
+        let addresses = gone.nodes.iter().filter_map(|node| match graphs.nodes.get(node) {
+            Some(Node::Alloc { address, .. }) => Some(*address),
+            _ => None,
+        });
+        let addresses: Vec<u64> = addresses.collect();
+        self.forget_unused(&addresses);
         let graphs = &mut self.graphs;
         let named = named_nodes(graphs);
         graphs.nodes.retain(|handle, _| named.contains(handle));
+        graphs.before.retain(|handle, _| named.contains(handle));
         Ok(())
     }
 
     /// Ends the address ranges of allocation nodes that no graph names and no memory is behind.
-    fn forget_unused(&mut self, nodes: &[Node]) {
-        let named = named_nodes(&self.graphs);
-        let in_use = |address: u64| {
-            self.graphs.resident.contains(&address)
-                || self.graphs.nodes.iter().any(|(handle, node)| {
-                    matches!(node, Node::Alloc { address: a, .. } if *a == address) && named.contains(handle)
-                })
-        };
-        let unused = nodes.iter().filter_map(|node| match *node {
-            Node::Alloc { address, .. } if !in_use(address) => Some(address),
+    fn forget_unused(&mut self, addresses: &[u64]) {
+        let graphs = &self.graphs;
+        let named = named_nodes(graphs);
+        let is_named = |(handle, node): (&u64, &Node)| match node {
+            Node::Alloc { address, .. } if named.contains(handle) => Some(*address),
             _ => None,
-        });
-        for address in unused.collect::<Vec<_>>() {
-            self.addresses.remove(address);
+        };
+        let in_use: BTreeSet<u64> =
+            graphs.nodes.iter().filter_map(is_named).chain(graphs.resident.keys().copied()).collect();
+        for address in addresses.iter().filter(|address| !in_use.contains(address)) {
+            self.addresses.remove(*address);
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 
-use super::address_space::{Allocation, Kind};
 use super::async_memory::PoolProps;
 use super::capture::{STATUS_ACTIVE, exchange_mode};
 use super::execution::takes_of;
@@ -54,45 +53,57 @@ pub(super) struct KernelParams {
 
 const _: () = assert!(size_of::<AllocParams>() == 120);
 
-fn add_alloc(node: Out<u64>, graph: u64, params: Out<AllocParams>) -> CuResult {
+/// The nodes that a new node waits for, as a program passes them.
+#[derive(Clone, Copy)]
+struct Before(In<u64>, usize);
+
+impl Before {
+    fn get(self) -> CuResult<Vec<u64>> {
+        Ok(self.0.get_all(self.1)?)
+    }
+}
+
+fn add_alloc(node: Out<u64>, graph: u64, before: Before, params: Out<AllocParams>) -> CuResult {
     let mut wanted = params.get()?;
-    let device = wanted.pool.location.device()?;
-    let (handle, address) = session()?.lock().add_allocation(graph, device, wanted.size_bytes as u64)?;
+    let (before, size_bytes) = (before.get()?, wanted.size_bytes as u64);
+    let (handle, address) = session()?.lock().add_allocation(graph, wanted.pool, size_bytes, &before)?;
     wanted.address = address;
     params.set(wanted)?;
     Ok(node.set(handle)?)
 }
 
-fn add_free(node: Out<u64>, graph: u64, address: u64) -> CuResult {
-    let handle = session()?.lock().add_free(graph, address)?;
+fn add_free(node: Out<u64>, graph: u64, before: Before, address: u64) -> CuResult {
+    let before = before.get()?;
+    let handle = session()?.lock().add_free(graph, address, &before)?;
     Ok(node.set(handle)?)
 }
 
-fn add_other(node: Out<u64>, graph: u64, kind: u32) -> CuResult {
-    let handle = session()?.lock().graphs.add(graph, Node::Other(kind))?;
+fn add_other(node: Out<u64>, graph: u64, before: Before, kind: u32) -> CuResult {
+    let before = before.get()?;
+    let handle = session()?.lock().graphs.add(graph, Node::Other(kind), &before)?;
     Ok(node.set(handle)?)
 }
 
-fn add_any(node: Out<u64>, graph: u64, params: *mut NodeParams) -> CuResult {
+fn add_any(node: Out<u64>, graph: u64, before: Before, params: *mut NodeParams) -> CuResult {
     match Out(params.cast::<u32>()).get()? {
         TYPE_MEM_ALLOC => {
             // SAFETY: `get` has found `params` not null; by the C contract it points to a whole node description, so the address
             // of the field is inside it. Nothing is read here.
-            add_alloc(node, graph, Out(unsafe { &raw mut (*params).alloc }))
+            add_alloc(node, graph, before, Out(unsafe { &raw mut (*params).alloc }))
         }
         // The union of a free node begins with the address.
         TYPE_MEM_FREE => {
             // SAFETY: `get` has found `params` not null; by the C contract it points to a whole node description, so the address
             // of the field is inside it. Nothing is read by this expression itself.
             let address = Out(unsafe { &raw mut (*params).alloc }.cast::<u64>()).get()?;
-            add_free(node, graph, address)
+            add_free(node, graph, before, address)
         }
         // The union of a kernel node begins with the function.
         TYPE_KERNEL => {
             // SAFETY: as above: an address inside the description, and nothing is read here.
-            add_kernel(node, graph, In(unsafe { &raw const (*params).alloc }.cast()))
+            add_kernel(node, graph, before, In(unsafe { &raw const (*params).alloc }.cast()))
         }
-        kind => add_other(node, graph, kind),
+        kind => add_other(node, graph, before, kind),
     }
 }
 
@@ -130,11 +141,12 @@ fn launch(executable: u64, stream: u64) -> CuResult {
 }
 
 /// Both versions of the parameters of a kernel node begin with the function, three dimensions of the grid and of the blocks.
-fn add_kernel(node: Out<u64>, graph: u64, params: In<KernelParams>) -> CuResult {
+fn add_kernel(node: Out<u64>, graph: u64, before: Before, params: In<KernelParams>) -> CuResult {
     let KernelParams { function, blocks, .. } = params.get()?;
+    let before = before.get()?;
     let mut inner = session()?.lock();
     let takes = takes_of(&inner, function);
-    let handle = inner.graphs.add(graph, Node::Kernel { takes, blocks })?;
+    let handle = inner.graphs.add(graph, Node::Kernel { takes, blocks }, &before)?;
     Ok(node.set(handle)?)
 }
 
@@ -171,20 +183,17 @@ driver_api! {
     fn cuGraphExecDestroy(executable: u64) { session()?.lock().destroy_graph(executable) }
 
     fn cuGraphAddMemAllocNode(
-        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: Out<AllocParams>,
+        node: Out<u64>, graph: u64, before: In<u64>, count: usize, params: Out<AllocParams>,
     ) {
-        add_alloc(node, graph, params)
+        add_alloc(node, graph, Before(before, count), params)
     }
-    fn cuGraphAddMemFreeNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, address: u64) {
-        add_free(node, graph, address)
+    fn cuGraphAddMemFreeNode(node: Out<u64>, graph: u64, before: In<u64>, count: usize, address: u64) {
+        add_free(node, graph, Before(before, count), address)
     }
     fn cuGraphMemAllocNodeGetParams(node: u64, out: Out<AllocParams>) {
-        let mut inner = session()?.lock();
-        let Node::Alloc { address, size_bytes } = inner.graphs.node(node)? else { return Err(CuError::INVALID_VALUE) };
-        let Some(Allocation { kind: Kind::Graph(pool), .. }) = inner.addresses.get(address) else {
+        let Node::Alloc { address, size_bytes, props: pool } = session()?.lock().graphs.node(node)? else {
             return Err(CuError::INVALID_VALUE);
         };
-        let pool = PoolProps::pinned_on(inner.pools.get(pool)?.device);
         let size_bytes = size_bytes as usize;
         Ok(out.set(AllocParams { pool, pool_rest: [0; 9], access: 0, access_count: 0, size_bytes, address })?)
     }
@@ -195,37 +204,37 @@ driver_api! {
         }
     }
     fn cuGraphAddNode(
-        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: *mut NodeParams,
+        node: Out<u64>, graph: u64, before: In<u64>, count: usize, params: *mut NodeParams,
     ) {
-        add_any(node, graph, params)
+        add_any(node, graph, Before(before, count), params)
     }
     fn cuGraphAddNode_v2(
-        node: Out<u64>, graph: u64, _dependencies: *const u64, _edges: *const c_void, _count: usize,
+        node: Out<u64>, graph: u64, before: In<u64>, _edges: *const c_void, count: usize,
         params: *mut NodeParams,
     ) {
-        add_any(node, graph, params)
+        add_any(node, graph, Before(before, count), params)
     }
-    fn cuGraphAddEmptyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_EMPTY)
+    fn cuGraphAddEmptyNode(node: Out<u64>, graph: u64, before: In<u64>, count: usize) {
+        add_other(node, graph, Before(before, count), TYPE_EMPTY)
     }
     fn cuGraphAddKernelNode(
-        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: In<KernelParams>,
+        node: Out<u64>, graph: u64, before: In<u64>, count: usize, params: In<KernelParams>,
     ) {
-        add_kernel(node, graph, params)
+        add_kernel(node, graph, Before(before, count), params)
     }
     fn cuGraphAddKernelNode_v2(
-        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: In<KernelParams>,
+        node: Out<u64>, graph: u64, before: In<u64>, count: usize, params: In<KernelParams>,
     ) {
-        add_kernel(node, graph, params)
+        add_kernel(node, graph, Before(before, count), params)
     }
-    fn cuGraphAddMemcpyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_MEMCPY)
+    fn cuGraphAddMemcpyNode(node: Out<u64>, graph: u64, before: In<u64>, count: usize) {
+        add_other(node, graph, Before(before, count), TYPE_MEMCPY)
     }
-    fn cuGraphAddMemsetNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_MEMSET)
+    fn cuGraphAddMemsetNode(node: Out<u64>, graph: u64, before: In<u64>, count: usize) {
+        add_other(node, graph, Before(before, count), TYPE_MEMSET)
     }
-    fn cuGraphAddHostNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_HOST)
+    fn cuGraphAddHostNode(node: Out<u64>, graph: u64, before: In<u64>, count: usize) {
+        add_other(node, graph, Before(before, count), TYPE_HOST)
     }
     fn cuGraphNodeGetType(node: u64, kind: Out<u32>) {
         Ok(kind.set(session()?.lock().graphs.node(node)?.kind())?)

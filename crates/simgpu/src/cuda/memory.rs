@@ -79,7 +79,7 @@ impl Inner {
                 self.migrate(address, size_bytes, None)?;
                 unmap_host(address, size_bytes);
             }
-            Kind::Graph(pool) => return self.free_graph_memory(address, pool, size_bytes),
+            Kind::Graph(pool) => return self.free_graph_memory(address, pool),
             Kind::Reserved | Kind::Imported | Kind::Slab => return Err(CuError::INVALID_VALUE),
         }
         // Its context is alive: destroying one frees everything in it.

@@ -49,7 +49,7 @@ pub(super) fn check_not_captured(handle: u64) -> CuResult {
 pub(super) fn is_captured(handle: u64, kind: u32) -> CuResult<bool> {
     let mut inner = session()?.lock();
     let Some(graph) = inner.capture_of(handle)? else { return Ok(false) };
-    inner.graphs.add(graph, Node::Other(kind)).map(|_| true)
+    inner.graphs.add_captured(graph, Node::Other(kind), handle).map(|_| true)
 }
 
 /// The destination of a stream's work.
