@@ -62,6 +62,10 @@ pub(crate) struct Holdings {
     contexts: u32,
     /// Granules charged for the memory of launched graphs.
     pub(crate) graph_granules: u32,
+    /// Counts launches that have ended, as far as their memory is concerned.
+    pub(crate) graph_launches: u32,
+    /// Idle graph memory that launches inside the driver rely on.
+    pub(crate) graph_claimed_bytes: u64,
     /// Contexts that the program created itself and that still exist.
     pub(crate) own_contexts: u32,
     /// The memory that current allocations from pools rely on.

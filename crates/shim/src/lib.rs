@@ -19,6 +19,7 @@ mod function;
 mod gate;
 mod holdings;
 pub mod hooks;
+mod list;
 mod lock;
 mod moment;
 mod nvml;

@@ -59,6 +59,11 @@ pub(crate) struct Process {
     pub(crate) uses_graph_memory: AtomicBool,
     /// Executable graphs that allocate, with the most they can take.
     pub(crate) graphs: Table,
+    /// Memory that a launch of an executable leaves, by its address; the entry's context is the executable.
+    pub(crate) graph_kept: Table,
+    /// Executables that free first what their last launch has left, by GPU: the entry's context is what a launch leaves, in bytes, and its bytes are
+    /// what is left now.
+    pub(crate) graph_left: Table,
     /// Contexts that the program created itself.
     pub(crate) contexts: Table,
     /// The pages of the gate; none where compute is not shared by weight.

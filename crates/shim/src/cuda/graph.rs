@@ -1,20 +1,26 @@
 //! Graphs that allocate: the driver takes their memory when they are launched, so it is reserved then.
 //!
-//! When a graph is made executable, its allocation nodes are added up: it cannot take more than that. A launch reserves what
-//! exceeds the idle part of the GPU's graph memory; so does an upload, also one that is part of making the graph executable.
-//! Afterwards the driver reports what it really took, and that is charged.
+//! When a graph is made executable, it is added up what it can take at most ([`Takes`]). A launch reserves what exceeds the idle part of
+//! the GPU's graph memory; so does an upload, also one that is part of making the graph executable. Afterwards the driver reports what it
+//! really took, and that is charged.
+//!
+//! An executable that frees what its last launch has left, before it allocates, can use that again: PyTorch makes all of its graphs so. What it
+//! still holds is known from the addresses that its graph allocates and does not free.
+//!
+//! No lock is held while the driver is asked, because a profiler's callback may call a hook meanwhile. An answer counts only if no launch has
+//! ended since it was asked for.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
-use cantle_ledger::{GRANULE_BYTES, MAX_GPUS, granules_holding};
+use cantle_ledger::{MAX_GPUS, Over, granules_holding};
 
 use super::charge::{Balance, SliceGpu};
-use super::location::Place;
+use super::graph_memory::{Take, Takes};
 use super::pool::{self, Stream};
-use super::{Address, Device, SUCCESS, driver, pool_charge};
+use super::{Address, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
 use crate::function::Status;
-use crate::process::process;
+use crate::process::{Process, process};
 use crate::table::Entry;
 
 /// `CUgraph`, `CUgraphExec` and `CUgraphNode`.
@@ -23,44 +29,6 @@ pub(super) type Graph = *mut c_void;
 /// `CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT` and `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const USED: c_int = 0;
 const RESERVED: c_int = 2;
-
-/// What a node of a graph means for its memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
-    /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
-    Allocates,
-    /// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
-    Frees,
-    /// `CU_GRAPH_NODE_TYPE_GRAPH`: it is a graph itself.
-    Nests,
-    /// Takes no memory. The bodies of conditional nodes are among these: CUDA admits no allocation there.
-    Other,
-}
-
-impl Role {
-    pub(super) const fn of(kind: c_int) -> Self {
-        match kind {
-            4 => Self::Nests,
-            10 => Self::Allocates,
-            11 => Self::Frees,
-            _ => Self::Other,
-        }
-    }
-}
-
-/// How deep graphs are nested at most: the driver accepts no deeper ones.
-const MAX_DEPTH: u32 = 16;
-
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
-#[repr(C)]
-pub(super) struct AllocParameters {
-    pool: pool::Properties,
-    rest_of_pool: [u64; 9],
-    access: *const c_void,
-    access_count: usize,
-    bytes: usize,
-    address: Address,
-}
 
 /// The beginning of `CUDA_GRAPH_INSTANTIATE_PARAMS`.
 #[repr(C)]
@@ -74,131 +42,65 @@ pub(super) const fn uploads(flags: u64) -> bool {
 }
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`: a launch first frees what the last one has left.
-#[cfg(test)]
 pub(super) const fn frees_first(flags: u64) -> bool {
     flags & 1 != 0
 }
 
-/// The memory that a graph's allocation nodes request on each GPU of the slice, each node in whole granules.
-#[derive(Default)]
-struct Sums([Sum; MAX_GPUS]);
-
-#[derive(Default, Clone, Copy)]
-struct Sum {
-    device: Device,
-    bytes: u64,
-}
-
-impl Sums {
-    fn add_graph(&mut self, graph: Graph, depth: u32) {
-        if depth == 0 {
-            return;
-        }
-        each_node(graph, |node| match kind_of(node).map(Role::of) {
-            Some(Role::Allocates) => self.add_node(node),
-            Some(Role::Nests) => {
-                if let Some(child) = child_of(node) {
-                    self.add_graph(child, depth - 1);
-                }
-            }
-            _ => {}
-        });
-    }
-
-    /// A node that can't be accounted for, or is outside the slice, counts as more than any limit: such a graph is not launched.
-    fn add_node(&mut self, node: Graph) {
-        let parameters = node_parameters(node);
-        let device = match parameters.as_ref().map(|parameters| parameters.pool.place()) {
-            Some(Place::Host) => return,
-            Some(Place::Gpu(device)) => Some(device),
-            _ => None,
-        };
-        let (device, gpu, bytes) = device
-            .and_then(|device| {
-                let bytes = u64::from(granules_holding(parameters?.bytes as u64)) * GRANULE_BYTES;
-                Some((device, SliceGpu::of(device).ok()?.index, bytes))
-            })
-            .unwrap_or((0, 0, TOO_MUCH_BYTES));
-        if let Some(sum) = self.0.get_mut(gpu) {
-            *sum = Sum { device, bytes: sum.bytes.saturating_add(bytes).min(TOO_MUCH_BYTES) };
-        }
-    }
-}
-
-/// More than any GPU has, and less than an entry can hold.
-const TOO_MUCH_BYTES: u64 = 1 << 50;
-
-/// Calls `each` with the nodes of a graph that the program passed to the current call.
-fn each_node(graph: Graph, mut each: impl FnMut(Graph)) {
-    let Ok(nodes_of) = driver::cuGraphGetNodes.get() else { return };
-    let mut count = 0;
-    // SAFETY: the call contract for `graph`; without an array the driver writes the count only, to a live local.
-    if unsafe { nodes_of(graph, core::ptr::null_mut(), &raw mut count) } != SUCCESS || count == 0 {
-        return;
-    }
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let bytes = count.saturating_mul(size_of::<Graph>());
-    // SAFETY: the call contract for `graph`. The mapping is new (the kernel chooses unused addresses), page-aligned, zeroed (null
-    // is a valid `Graph`) and has room for `count` nodes; the driver writes at most those, and sets `count` to how many
-    // it wrote. Nothing refers to the mapping after the loop.
-    unsafe {
-        let at = libc::mmap(core::ptr::null_mut(), bytes, protection, flags, -1, 0);
-        if at == libc::MAP_FAILED {
-            return;
-        }
-        if nodes_of(graph, at.cast(), &raw mut count) == SUCCESS {
-            core::slice::from_raw_parts(at.cast::<Graph>(), count).iter().for_each(|&node| each(node));
-        }
-        libc::munmap(at, bytes);
-    }
-}
-
-fn kind_of(node: Graph) -> Option<c_int> {
-    let mut kind = 0;
-    // SAFETY: `node` is one that the driver listed for a graph of this call; `kind` is a live local of the type it writes.
-    (unsafe { driver::cuGraphNodeGetType.get().ok()?(node, &raw mut kind) } == SUCCESS).then_some(kind)
-}
-
-fn node_parameters(node: Graph) -> Option<AllocParameters> {
-    let mut parameters = core::mem::MaybeUninit::<AllocParameters>::zeroed();
-    // SAFETY: `node` is one that the driver listed for a graph of this call. `parameters` is a live local with the layout of the
-    // driver's structure: integers and pointers, for which zero bytes, and any that the driver writes, are valid.
-    unsafe {
-        let status = driver::cuGraphMemAllocNodeGetParams.get().ok()?(node, parameters.as_mut_ptr());
-        (status == SUCCESS).then(|| parameters.assume_init())
-    }
-}
-
-fn child_of(node: Graph) -> Option<Graph> {
-    let mut child = core::ptr::null_mut();
-    // SAFETY: `node` is one that the driver listed for a graph of this call; `child` is a live local of the type it writes.
-    (unsafe { driver::cuGraphChildGraphNodeGetGraph.get().ok()?(node, &raw mut child) } == SUCCESS)
-        .then_some(child)
-}
-
-/// Key of what an executable graph can take on one GPU.
-fn key(executable: Graph, gpu: usize) -> u64 {
+/// Key of an executable graph on one GPU.
+fn key(executable: u64, gpu: usize) -> u64 {
     // No address of a process has these bits.
-    executable as u64 ^ (gpu as u64 + 1) << 57
+    executable ^ (gpu as u64 + 1) << 57
 }
 
-/// Remembers what an executable graph can take. Most take nothing, and are not remembered.
+/// Makes a graph executable with `real`, and remembers what it can take. Most take nothing, and are not remembered.
 ///
 /// # Safety
-/// If `status` is success, the driver has written an executable graph to `executable`.
-unsafe fn instantiated(status: Status, executable: *mut Graph, graph: Graph) -> Status {
+/// The call contract for `graph`. If `real` returns success, the driver has written an executable graph to `executable`.
+unsafe fn instantiated(
+    executable: *mut Graph,
+    graph: Graph,
+    flags: u64,
+    real: impl FnOnce() -> Status,
+) -> Status {
+    let takes = Takes::of(graph);
+    if let Some(status) = takes.refused {
+        return status;
+    }
+    let status = if uploads(flags) { with_room(&takes.gpus, None, real) } else { real() };
     let Some(process) = process().filter(|_| status == SUCCESS) else { return status };
-    let mut sums = Sums::default();
-    sums.add_graph(graph, MAX_DEPTH);
-    for (gpu, sum) in sums.0.iter().enumerate().filter(|(_, sum)| sum.bytes > 0) {
-        // SAFETY: `status` is success, so by this function's condition there is a value to read.
-        let entry = Entry::new(key(unsafe { *executable }, gpu), sum.device as u64, gpu, sum.bytes);
+    // SAFETY: `status` is success, so by this function's condition there is a value to read.
+    let executable = unsafe { *executable } as u64;
+    for (gpu, take) in takes.gpus.iter().enumerate().filter(|(_, take)| take.bytes > 0) {
+        let entry = Entry::new(key(executable, gpu), take.device as u64, gpu, take.bytes);
         if process.graphs.insert(entry).is_err() {
-            return super::OUT_OF_MEMORY;
+            return OUT_OF_MEMORY;
         }
         process.uses_graph_memory.store(true, Relaxed);
     }
+    remember_what_stays(process, executable, &takes, frees_first(flags));
     status
+}
+
+/// Remembers what memory a launch leaves, if the next one will free it, and that what another graph frees is not left.
+fn remember_what_stays(process: &Process, executable: u64, takes: &Takes, frees_first: bool) {
+    let forget = |address| {
+        if let Some(kept) = process.graph_kept.remove(address) {
+            process.graph_left.update(key(kept.context, kept.gpu()), |left| {
+                left.context = left.context.saturating_sub(kept.bytes());
+                left.set_bytes(left.bytes().min(left.context));
+            });
+        }
+    };
+    let remember = |address, gpu, bytes| {
+        forget(address);
+        // Without room for it, it does not count as left, which is safe.
+        if frees_first && process.graph_kept.insert(Entry::new(address, executable, gpu, bytes)).is_ok() {
+            let _full = process.graph_left.join(Entry::new(key(executable, gpu), bytes, gpu, 0), |left| {
+                left.context = left.context.saturating_add(bytes);
+            });
+        }
+    };
+    takes.each_left(remember, forget);
 }
 
 pub(super) unsafe fn instantiate(
@@ -210,7 +112,7 @@ pub(super) unsafe fn instantiate(
     log_bytes: usize,
 ) -> Status {
     // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`.
-    unsafe { instantiated(real(executable, graph, error_node, log, log_bytes), executable, graph) }
+    unsafe { instantiated(executable, graph, 0, || real(executable, graph, error_node, log, log_bytes)) }
 }
 
 pub(super) unsafe fn instantiate_with_flags(
@@ -219,8 +121,8 @@ pub(super) unsafe fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`.
-    unsafe { instantiated(real(executable, graph, flags), executable, graph) }
+    // This function knows no upload. SAFETY: as above.
+    unsafe { instantiated(executable, graph, flags & 1, || real(executable, graph, flags)) }
 }
 
 pub(super) unsafe fn instantiate_with_parameters(
@@ -229,19 +131,10 @@ pub(super) unsafe fn instantiate_with_parameters(
     graph: Graph,
     parameters: *mut InstantiateParameters,
 ) -> Status {
-    // SAFETY: the call contract, the arguments are passed unchanged; `parameters` is null or valid for the driver to read, and so for us;
-    // the out-parameter contract for `executable`.
+    // SAFETY: as above; `parameters` is null or valid for the driver to read, and so for us.
     unsafe {
-        let real = || real(executable, graph, parameters);
-        let uploads = parameters.as_ref().is_some_and(|parameters| uploads(parameters.flags));
-        let status = if uploads {
-            let mut sums = Sums::default();
-            sums.add_graph(graph, MAX_DEPTH);
-            with_room(&sums, real)
-        } else {
-            real()
-        };
-        instantiated(status, executable, graph)
+        let flags = parameters.as_ref().map_or(0, |parameters| parameters.flags);
+        instantiated(executable, graph, flags, || real(executable, graph, parameters))
     }
 }
 
@@ -260,7 +153,20 @@ pub(super) unsafe fn launch_in_turn<const PER_THREAD: bool>(
     }
 }
 
-/// Launch or upload.
+/// An upload takes the memory of a launch.
+pub(super) unsafe fn upload(
+    real: unsafe extern "C" fn(Graph, Stream) -> Status,
+    executable: Graph,
+    stream: Stream,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    let real = || unsafe { real(executable, stream) };
+    match known(executable) {
+        Some(gpus) => with_room(&gpus, Some(executable as u64), real),
+        None => real(),
+    }
+}
+
 pub(super) unsafe fn launch(
     real: unsafe extern "C" fn(Graph, Stream) -> Status,
     executable: Graph,
@@ -268,43 +174,103 @@ pub(super) unsafe fn launch(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(executable, stream) };
-    let Some(process) = process().filter(|process| process.uses_graph_memory.load(Relaxed)) else {
+    let Some((process, gpus)) = process().zip(known(executable)) else { return real() };
+    // What is recorded into another graph takes no memory now. SAFETY: the call contract for `stream`.
+    if unsafe { pool::is_capturing(stream) } {
         return real();
-    };
-    let mut sums = Sums::default();
-    for (gpu, sum) in sums.0.iter_mut().enumerate() {
-        if let Some(known) = process.graphs.get(key(executable, gpu)) {
-            *sum = Sum { device: known.context as Device, bytes: known.bytes() };
-        }
     }
-    with_room(&sums, real)
+    let status = with_room(&gpus, Some(executable as u64), real);
+    for gpu in 0..MAX_GPUS {
+        process.graph_left.update(key(executable as u64, gpu), |left| {
+            left.set_bytes(if status == SUCCESS { left.context } else { 0 });
+        });
+    }
+    status
 }
 
-/// Reserves what a graph may take, calls `real`, by which the driver takes it, and charges what that was.
-fn with_room(sums: &Sums, real: impl FnOnce() -> Status) -> Status {
-    let mut growths = [0_u32; MAX_GPUS];
-    let mut refused = None;
-    for ((gpu, sum), growth) in sums.0.iter().enumerate().zip(&mut growths) {
-        if sum.bytes == 0 {
-            continue;
+/// What an executable takes; nothing if that is not remembered.
+fn known(executable: Graph) -> Option<[Take; MAX_GPUS]> {
+    let process = process().filter(|process| process.uses_graph_memory.load(Relaxed))?;
+    let mut gpus = [Take::default(); MAX_GPUS];
+    for (gpu, take) in gpus.iter_mut().enumerate() {
+        if let Some(known) = process.graphs.get(key(executable as u64, gpu)) {
+            *take = Take { device: known.context as Device, bytes: known.bytes() };
         }
-        let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock) else { continue };
-        let idle = attribute(sum.device, RESERVED).saturating_sub(attribute(sum.device, USED));
-        let needed = pool_charge::growth_granules(sum.bytes.saturating_sub(idle));
-        match balance.account.reserve(needed) {
-            Ok(()) => *growth = needed,
-            Err(over) => refused = Some(balance.refuse(over, sum.bytes)),
+    }
+    Some(gpus)
+}
+
+/// What a launch relies on while it is inside the driver.
+#[derive(Default, Clone, Copy)]
+struct Share {
+    /// Granules that were reserved for growth.
+    ahead: u32,
+    /// Its part of the idle memory.
+    claimed_bytes: u64,
+}
+
+/// Reserves what a graph may take, calls `real`, by which the driver takes it, and charges what that was. `executable` has perhaps left memory
+/// that it frees first.
+fn with_room(gpus: &[Take; MAX_GPUS], executable: Option<u64>, real: impl FnOnce() -> Status) -> Status {
+    let mut shares = [Share::default(); MAX_GPUS];
+    let mut refused = None;
+    for ((gpu, take), share) in gpus.iter().enumerate().zip(&mut shares) {
+        if take.bytes > 0
+            && let Some(slice_gpu) = SliceGpu::charged(gpu)
+        {
+            let left = executable.and_then(|executable| process()?.graph_left.get(key(executable, gpu)));
+            match reserve(slice_gpu, *take, left.map_or(0, |left| left.bytes())) {
+                Ok(reserved) => *share = reserved,
+                Err(status) => refused = Some(status),
+            }
         }
     }
     let status = refused.unwrap_or_else(real);
-    for ((gpu, sum), &growth) in sums.0.iter().enumerate().zip(&growths) {
-        if sum.bytes > 0
-            && let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock)
+    for ((gpu, take), share) in gpus.iter().enumerate().zip(shares) {
+        if take.bytes > 0
+            && let Some(gpu) = SliceGpu::charged(gpu)
         {
-            settle(&mut balance, sum.device, growth);
+            settle(gpu, take.device, share);
         }
     }
     status
+}
+
+/// How often an answer of the driver's may come too late. Then other threads launch all the time, and the answer counts only as far as it is safe.
+const ATTEMPTS: u32 = 4;
+
+/// Reserves what a launch takes beyond idle memory. `left_bytes` are used, but free once it begins.
+fn reserve(gpu: SliceGpu, take: Take, left_bytes: u64) -> Result<Share, Status> {
+    let attempt = || -> Result<Result<Share, Over>, Status> {
+        for _ in 0..ATTEMPTS {
+            let before = gpu.lock().ok_or(OUT_OF_MEMORY)?.holdings.graph_launches;
+            let [reserved, used] = [RESERVED, USED].map(|which| attribute(take.device, which));
+            let mut balance = gpu.lock().ok_or(OUT_OF_MEMORY)?;
+            if balance.holdings.graph_launches == before {
+                let idle = reserved.saturating_sub(used.saturating_sub(left_bytes));
+                return Ok(share(&mut balance, take.bytes, idle));
+            }
+        }
+        Ok(share(&mut gpu.lock().ok_or(OUT_OF_MEMORY)?, take.bytes, 0))
+    };
+    match attempt()? {
+        Ok(share) => Ok(share),
+        Err(_) => {
+            pool_charge::trim_all();
+            attempt()?
+                .map_err(|over| gpu.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, take.bytes)))
+        }
+    }
+}
+
+/// Reserves the growth for a launch, given the GPU's idle graph memory.
+fn share(balance: &mut Balance, bytes: u64, idle_bytes: u64) -> Result<Share, Over> {
+    let claimed = &mut balance.holdings.graph_claimed_bytes;
+    let claimed_bytes = bytes.min(idle_bytes.saturating_sub(*claimed));
+    let ahead = pool_charge::growth_granules(bytes - claimed_bytes);
+    balance.account.reserve(ahead)?;
+    *claimed = claimed.saturating_add(claimed_bytes);
+    Ok(Share { ahead, claimed_bytes })
 }
 
 fn attribute(device: Device, which: c_int) -> u64 {
@@ -314,34 +280,69 @@ fn attribute(device: Device, which: c_int) -> u64 {
     if unsafe { get(device, which, (&raw mut bytes).cast()) } == SUCCESS { bytes } else { 0 }
 }
 
-/// Sets the charge to what the GPU's graphs have reserved; `ahead` was reserved for growth.
-fn settle(balance: &mut Balance, device: Device, ahead: u32) {
-    let now = granules_holding(attribute(device, RESERVED));
-    let before = core::mem::replace(&mut balance.holdings.graph_granules, now);
-    // Growth beyond the limit is charged all the same; no allocation is left to refuse.
-    let _over = balance.account_for(before.saturating_add(ahead), now);
+/// Sets the charge to what the GPU's graphs have reserved, after a launch or a trim.
+fn settle(gpu: SliceGpu, device: Device, share: Share) {
+    for attempt in 1..=ATTEMPTS {
+        let Some(before) = gpu.lock().map(|balance| balance.holdings.graph_launches) else { return };
+        let reserved = granules_holding(attribute(device, RESERVED));
+        let Some(mut balance) = gpu.lock() else { return };
+        let holdings = &mut balance.holdings;
+        let is_current = holdings.graph_launches == before;
+        if is_current || attempt == ATTEMPTS {
+            // An old answer never makes the charge less: somebody's memory may have come since.
+            let now = if is_current { reserved } else { reserved.max(holdings.graph_granules) };
+            let charged = core::mem::replace(&mut holdings.graph_granules, now);
+            holdings.graph_launches = holdings.graph_launches.wrapping_add(1);
+            holdings.graph_claimed_bytes = holdings.graph_claimed_bytes.saturating_sub(share.claimed_bytes);
+            // Growth beyond the limit is charged all the same; no allocation is left to refuse.
+            let _over = balance.account_for(charged.saturating_add(share.ahead), now);
+            return;
+        }
+    }
 }
 
 pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(device) };
-    if let Ok(gpu) = SliceGpu::of(device)
-        && let Some(mut balance) = gpu.lock()
-    {
-        settle(&mut balance, device, 0);
+    if let Ok(gpu) = SliceGpu::of(device) {
+        settle(gpu, device, Share::default());
     }
     status
 }
 
+/// Memory that a launch has left is about to be freed by the program: it is no longer what the next launch frees. What the driver then refuses
+/// to free [`is_left`] again.
+pub(super) fn is_no_longer_left(address: Address) -> Option<Entry> {
+    let process = process().filter(|process| process.uses_graph_memory.load(Relaxed))?;
+    let kept = process.graph_kept.get(address)?;
+    let change = |left: &mut Entry| left.set_bytes(left.bytes().saturating_sub(kept.bytes()));
+    process.graph_left.update(key(kept.context, kept.gpu()), change).then_some(kept)
+}
+
+/// See [`is_no_longer_left`].
+pub(super) fn is_left(kept: &Entry) {
+    if let Some(process) = process() {
+        process.graph_left.update(key(kept.context, kept.gpu()), |left| {
+            left.set_bytes(left.bytes().saturating_add(kept.bytes()).min(left.context));
+        });
+    }
+}
+
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Graph) -> Status, executable: Graph) -> Status {
+    let process = process().filter(|process| process.uses_graph_memory.load(Relaxed));
+    if let Some(process) = process {
+        // What it has left stays, and is nobody's to free first.
+        for gpu in 0..MAX_GPUS {
+            process.graph_left.remove(key(executable as u64, gpu));
+        }
+    }
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(executable) };
-    if let Some(process) =
-        process().filter(|process| status == SUCCESS && process.uses_graph_memory.load(Relaxed))
-    {
+    if let Some(process) = process.filter(|_| status == SUCCESS) {
         for gpu in 0..MAX_GPUS {
-            process.graphs.remove(key(executable, gpu));
+            process.graphs.remove(key(executable as u64, gpu));
         }
+        process.graph_kept.sweep(|kept| kept.context == executable as u64, drop);
     }
     status
 }

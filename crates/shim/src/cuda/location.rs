@@ -69,7 +69,7 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
-    use crate::cuda::{array, graph};
+    use crate::cuda::{array, graph, graph_memory::Role};
 
     const VALUES: &str = include_str!("../../data/cuda-values.txt");
 
@@ -106,11 +106,11 @@ mod tests {
                 Place::Gpu(0) => "gpu",
                 _ => "refused",
             },
-            "CUgraphNodeType" => match graph::Role::of(at) {
-                graph::Role::Allocates => "allocates",
-                graph::Role::Frees => "frees",
-                graph::Role::Nests => "nests",
-                graph::Role::Other => "alike",
+            "CUgraphNodeType" => match Role::of(at) {
+                Role::Allocates => "allocates",
+                Role::Frees => "frees",
+                Role::Nests => "nests",
+                Role::Other => "alike",
             },
             "CUDA_ARRAY3D" => match (array::is_mapped_by_program(value), array::counts_layers(value)) {
                 (true, _) => "mapped",

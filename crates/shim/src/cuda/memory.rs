@@ -5,7 +5,7 @@ use core::ffi::c_uint;
 use cantle_ledger::GRANULE_BYTES;
 
 use super::charge::{self, Reservation, SliceGpu};
-use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, pool_charge, slab};
+use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool_charge, slab};
 use crate::function::Status;
 use crate::holdings::SMALL_BYTES;
 use crate::process::process;
@@ -189,8 +189,12 @@ pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
     };
     // Removed first: once the driver has freed it, another thread may get the same address.
     let known = process.memory.remove(address.widen());
+    let left = graph::is_no_longer_left(address.widen());
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address) };
+    if let Some(left) = left.filter(|_| status != SUCCESS) {
+        graph::is_left(&left);
+    }
     match known {
         Some(entry) if status == SUCCESS => charge::release_linear(&entry),
         // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is not.

@@ -5,6 +5,7 @@ mod charge;
 mod checkpoint;
 mod context;
 mod graph;
+mod graph_memory;
 mod location;
 mod lookup;
 mod memory;
@@ -86,8 +87,8 @@ hooks! { CUDA, "cuda":
     Allocates cuGraphInstantiateWithFlags(executable: *mut Graph, graph: Graph, flags: u64) => graph::instantiate_with_flags;
     Allocates cuGraphInstantiateWithParams(executable: *mut Graph, graph: Graph, parameters: *mut graph::InstantiateParameters) => graph::instantiate_with_parameters;
     Allocates cuGraphInstantiateWithParams_ptsz(executable: *mut Graph, graph: Graph, parameters: *mut graph::InstantiateParameters) => graph::instantiate_with_parameters;
-    Allocates cuGraphUpload(executable: Graph, stream: Stream) => graph::launch;
-    Allocates cuGraphUpload_ptsz(executable: Graph, stream: Stream) => graph::launch;
+    Allocates cuGraphUpload(executable: Graph, stream: Stream) => graph::upload;
+    Allocates cuGraphUpload_ptsz(executable: Graph, stream: Stream) => graph::upload;
     Allocates cuGraphLaunch(executable: Graph, stream: Stream) => graph::launch_in_turn::<false>;
     Allocates cuGraphLaunch_ptsz(executable: Graph, stream: Stream) => graph::launch_in_turn::<true>;
     Frees cuGraphExecDestroy(executable: Graph) => graph::destroy;
@@ -152,7 +153,8 @@ mod driver {
         cuMipmappedArrayGetMemoryRequirements(*mut array::Requirements, Array, Device);
         cuGraphGetNodes(Graph, *mut Graph, *mut usize);
         cuGraphNodeGetType(Graph, *mut c_int);
-        cuGraphMemAllocNodeGetParams(Graph, *mut graph::AllocParameters);
+        cuGraphMemAllocNodeGetParams(Graph, *mut graph_memory::AllocParameters);
+        cuGraphMemFreeNodeGetParams(Graph, *mut Address);
         cuGraphChildGraphNodeGetGraph(Graph, *mut Graph);
         cuDeviceGetGraphMemAttribute(Device, c_int, *mut c_void);
     }

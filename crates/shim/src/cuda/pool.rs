@@ -20,7 +20,7 @@ use cantle_ledger::granules_holding;
 use super::charge::{self, SliceGpu};
 use super::location::{Location, Place};
 use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
-use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool_current};
+use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph, pool_current};
 use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
 use crate::gate;
@@ -237,7 +237,7 @@ unsafe fn from(
 
 /// # Safety
 /// The call contract for `stream`.
-unsafe fn is_capturing(stream: Stream) -> bool {
+pub(super) unsafe fn is_capturing(stream: Stream) -> bool {
     let mut state = 0;
     // SAFETY: this function's condition; `state` is a live local of the type that the function writes.
     let asked = driver::cuStreamIsCapturing.get().map(|get| unsafe { get(stream, &raw mut state) });
@@ -251,8 +251,12 @@ pub(super) unsafe fn free(
 ) -> Status {
     // Memory that was allocated otherwise may be freed here too.
     let known = process().and_then(|process| process.memory.remove(address));
+    let left = graph::is_no_longer_left(address);
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, stream) };
+    if let Some(left) = left.filter(|_| status != SUCCESS) {
+        graph::is_left(&left);
+    }
     match known {
         Some(entry) if status == SUCCESS => charge::release_linear(&entry),
         Some(entry) => {
