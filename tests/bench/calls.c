@@ -4,7 +4,7 @@
 #include "driver.h"
 
 /* A round is shorter than the time slice of a busy machine, so that some round runs undisturbed. */
-enum { CALLS = 4000 };
+enum { CALLS = 4000, RELEASE_THRESHOLD = 4 };
 
 static void pair(size_t bytes) {
     address pointer;
@@ -15,11 +15,15 @@ static void pair(size_t bytes) {
 static void small_pair(void) { pair(4096); }
 static void large_pair(void) { pair(2 << 20); }
 
+static size_t async_bytes;
+
 static void async_pair(void) {
     address pointer;
-    must(cuMemAllocAsync(&pointer, 1024, NULL), "cuMemAllocAsync");
+    must(cuMemAllocAsync(&pointer, async_bytes, NULL), "cuMemAllocAsync");
     must(cuMemFreeAsync(pointer, NULL), "cuMemFreeAsync");
 }
+
+static void synchronize(void) { must(cuStreamSynchronize(NULL), "cuStreamSynchronize"); }
 
 static void info(void) {
     size_t free, total;
@@ -43,10 +47,18 @@ int main(int argc, char **argv) {
 
     printf("launch %.1f\n", least_ns(launch, rounds));
     printf("mem_get_info %.1f\n", least_ns(info, rounds));
-    /* One that stays, so that the pool keeps its memory. */
-    address kept;
-    must(cuMemAllocAsync(&kept, 1024, NULL), "cuMemAllocAsync");
-    printf("pair_async %.1f\n", least_ns(async_pair, rounds));
+    /* The pool keeps its memory, as PyTorch's. */
+    unsigned long long all = ~0ull;
+    void *pool;
+    must(cuDeviceGetDefaultMemPool(&pool, 0), "cuDeviceGetDefaultMemPool");
+    must(cuMemPoolSetAttribute(pool, RELEASE_THRESHOLD, &all), "cuMemPoolSetAttribute");
+    const struct { const char *name; size_t bytes; } sizes[] = {
+        {"1kib", 1 << 10}, {"64kib", 64 << 10}, {"128kib", 128 << 10}, {"1mib", 1 << 20}, {"16mib", 16 << 20}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        async_bytes = sizes[i].bytes;
+        printf("pair_async_%s %.1f\n", sizes[i].name, least_ns(async_pair, rounds));
+    }
+    printf("stream_synchronize %.1f\n", least_ns(synchronize, rounds));
     int live = 0;
     const int steps[] = {0, 1000, 10000};
     for (int i = 0; i < 3; i++) {

@@ -12,6 +12,9 @@ int cuMemAlloc_v2(address *pointer, size_t bytes);
 int cuMemFree_v2(address pointer);
 int cuMemAllocAsync(address *pointer, size_t bytes, void *stream);
 int cuMemFreeAsync(address pointer, void *stream);
+int cuStreamSynchronize(void *stream);
+int cuDeviceGetDefaultMemPool(void **pool, int device);
+int cuMemPoolSetAttribute(void *pool, int which, void *value);
 int cuMemGetInfo_v2(size_t *free, size_t *total);
 int cuLaunchKernel(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                    void **);

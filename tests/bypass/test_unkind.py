@@ -62,16 +62,30 @@ def test_a_stream_that_may_be_on_either_gpu_is_refused(machine):
     running.end()
 
 
-def test_no_lock_is_held_while_the_driver_allocates(machine):
-    running = start(machine, "growth_waits")
+def ended_in_time(running, why):
     deadline = time.monotonic() + 60
     while not running.has_line():
         if time.monotonic() > deadline:
             running.child.kill()
-            pytest.fail("each thread waits for the other")
-    running.record()
-    running.end()
-    assert running.child.returncode == 0
+            pytest.fail(why)
+    record = running.record()
+    assert running.end() == 0
+    return record
+
+
+def test_no_lock_is_held_while_the_driver_allocates(machine):
+    ended_in_time(start(machine, "growth_waits"), "each thread waits for the other")
+
+
+def test_no_lock_is_held_while_the_driver_calls_back(machine):
+    """A subscriber of CUPTI is called at each call of the driver, also at those of the filter."""
+    record = ended_in_time(start(machine, "calls_back"), "the callback waits for its own thread")
+    # What the stream's pool keeps apart, everything has been given back.
+    assert record["free"] == LIMIT - CONTEXT, record
+
+
+def test_no_lock_is_held_while_the_driver_calls_back_control(machine):
+    ended_in_time(start(machine, "calls_back", None), "without a slice nothing waits")
 
 
 def test_memory_with_the_handle_of_released_memory_is_charged(machine):

@@ -33,6 +33,57 @@ int cuStreamGetDevice(void *stream, int *device) {
     return 0;
 }
 
+/* A profiler is called back at each call of the driver, by whomever. It asks and allocates, once at a time. */
+static void (*callback)(void);
+static __thread int is_inside;
+
+void unkind_call_back(void (*function)(void)) { callback = function; }
+
+static void called(void) {
+    if (!callback || is_inside) return;
+    is_inside = 1;
+    callback();
+    is_inside = 0;
+}
+
+#define CALLED_BACK(name, parameters, ...) \
+    int name parameters { \
+        called(); \
+        int status = CALL(#name, __VA_ARGS__); \
+        called(); \
+        return status; \
+    }
+CALLED_BACK(cuMemAlloc_v2, (u64 *address, size_t bytes), address, bytes)
+CALLED_BACK(cuMemFree_v2, (u64 address), address)
+CALLED_BACK(cuMemGetInfo_v2, (size_t *free, size_t *total), free, total)
+CALLED_BACK(cuMemMap, (u64 at, size_t bytes, size_t offset, u64 handle, u64 flags), at, bytes, offset, handle, flags)
+CALLED_BACK(cuMemUnmap, (u64 at, size_t bytes), at, bytes)
+CALLED_BACK(cuMemPoolDestroy, (void *pool), pool)
+CALLED_BACK(cuMemPoolSetAttribute, (void *pool, int which, void *value), pool, which, value)
+CALLED_BACK(cuDeviceGetMemPool, (void **pool, int device), pool, device)
+CALLED_BACK(cuDeviceGetCount, (int *count), count)
+CALLED_BACK(cuDeviceGetUuid_v2, (void *uuid, int device), uuid, device)
+CALLED_BACK(cuCtxGetCurrent, (void **context), context)
+CALLED_BACK(cuCtxGetDevice, (int *device), device)
+CALLED_BACK(cuCtxCreate_v2, (void **context, unsigned flags, int device), context, flags, device)
+CALLED_BACK(cuCtxDestroy_v2, (void *context), context)
+CALLED_BACK(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active), device, flags, active)
+CALLED_BACK(cuDevicePrimaryCtxRetain, (void **context, int device), context, device)
+CALLED_BACK(cuThreadExchangeStreamCaptureMode, (int *mode), mode)
+CALLED_BACK(cuStreamIsCapturing, (void *stream, int *state), stream, state)
+CALLED_BACK(cuArrayCreate_v2, (void **array, const void *description), array, description)
+CALLED_BACK(cuArray3DCreate_v2, (void **array, const void *description), array, description)
+CALLED_BACK(cuArrayGetMemoryRequirements, (void *required, void *array, int device), required, array, device)
+CALLED_BACK(cuArrayDestroy, (void *array), array)
+CALLED_BACK(cuGraphGetNodes, (void *graph, void **nodes, size_t *count), graph, nodes, count)
+CALLED_BACK(cuGraphNodeGetType, (void *node, int *type), node, type)
+CALLED_BACK(cuGraphMemAllocNodeGetParams, (void *node, void *parameters), node, parameters)
+CALLED_BACK(cuGraphInstantiateWithFlags, (void **made, void *graph, u64 flags), made, graph, flags)
+CALLED_BACK(cuGraphLaunch, (void *executable, void *stream), executable, stream)
+CALLED_BACK(cuGraphExecDestroy, (void *executable), executable)
+CALLED_BACK(cuDeviceGetGraphMemAttribute, (int device, int which, void *value), device, which, value)
+CALLED_BACK(cuDeviceGraphMemTrim, (int device), device)
+
 struct properties { int type, handle_types, location, id; u64 rest[9]; };
 
 /* A pool of managed memory, whose pages are on the GPU as soon as it touches them. */
@@ -75,15 +126,18 @@ static void end_step(void *stream) {
 
 int cuMemFreeAsync(u64 address, void *stream) {
     is_released = 0;
+    called();
     return CALL("cuMemFreeAsync", address, stream);
 }
 
 int cuStreamSynchronize(void *stream) {
     is_released = 1;
+    called();
     return CALL("cuStreamSynchronize", stream);
 }
 
 int cuMemPoolTrimTo(void *pool, size_t keep) {
+    called();
     return is("pool_in_steps") && !is_released ? 0 : CALL("cuMemPoolTrimTo", pool, keep);
 }
 
@@ -95,6 +149,7 @@ int cuMemAllocAsync(u64 *address, size_t bytes, void *stream) {
         if (!status && !--slots_left) end_step(stream);
         return status;
     }
+    called();
     while (is("growth_waits") && bytes > 64 << 20 && !finished) usleep(1000);
     return CALL("cuMemAllocAsync", address, bytes, stream);
 }
@@ -109,6 +164,7 @@ int cuDevicePrimaryCtxReset_v2(int device) {
 
 int cuMemPoolGetAttribute(void *pool, int which, void *value) {
     if (is("reset_takes_pools") && is_reset) abort();
+    called();
     int status = CALL("cuMemPoolGetAttribute", pool, which, value);
     if (!status && which == USED) *(u64 *)value -= holes;
     return status;
@@ -130,6 +186,7 @@ static u64 reused_value, reused_handle;
 int unkind_has_released(void) { return free_value != 0; }
 
 int cuMemRelease(u64 handle) {
+    called();
     for (int i = 0; i < 64; i++)
         if (handle && exported[i] == handle) return 0;
     int status = CALL("cuMemRelease", handle == reused_value ? reused_handle : handle);
@@ -139,6 +196,7 @@ int cuMemRelease(u64 handle) {
 }
 
 int cuMemCreate(u64 *handle, size_t bytes, const void *properties, u64 flags) {
+    called();
     int status = CALL("cuMemCreate", handle, bytes, properties, flags);
     if (free_value && !status) {
         reused_handle = *handle;

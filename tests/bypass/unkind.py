@@ -151,6 +151,61 @@ def handles_reused():
     return CHUNK, 0
 
 
+def everything():
+    """Each kind of memory once, taken and given back, and what the filter asks the driver for about it."""
+    other, pool, array, handle = (ctypes.c_void_p() for _ in range(4))
+    graph, node, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    take = ctypes.c_ulonglong()
+    must(cuda.cuMemAlloc_v2(ctypes.byref(take), ctypes.c_size_t(CHUNK)))
+    must(cuda.cuMemFree_v2(take))
+    must(cuda.cuMemRelease(created()))
+    for _ in range(100):
+        must(cuda.cuMemAllocAsync(ctypes.byref(take), ctypes.c_size_t(CHUNK), stream))
+        must(cuda.cuMemFreeAsync(take, stream))
+        must(cuda.cuStreamSynchronize(stream))
+    must(cuda.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(1, 0, 1, 0))))
+    must(cuda.cuMemAllocFromPoolAsync(ctypes.byref(take), ctypes.c_size_t(CHUNK), pool, stream))
+    must(cuda.cuMemFreeAsync(take, stream))
+    must(cuda.cuMemPoolTrimTo(pool, ctypes.c_size_t(0)))
+    must(cuda.cuMemPoolDestroy(pool))
+    description = (ctypes.c_size_t * 3)(4096, 4096, 0x20 | 1 << 32)
+    must(cuda.cuArrayCreate_v2(ctypes.byref(array), ctypes.byref(description)))
+    must(cuda.cuArrayDestroy(array))
+    allocation = AllocationNode(pool=PoolProperties(1, 0, 1, 0), bytes=CHUNK)
+    must(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+    must(cuda.cuGraphAddMemAllocNode(ctypes.byref(node), graph, None, ctypes.c_size_t(0), ctypes.byref(allocation)))
+    must(cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(1)))
+    for _ in range(3):
+        must(cuda.cuGraphLaunch(executable, stream))
+    must(cuda.cuMemFreeAsync(ctypes.c_uint64(allocation.at), stream))
+    must(cuda.cuGraphExecDestroy(executable))
+    must(cuda.cuDeviceGraphMemTrim(0))
+    must(cuda.cuCtxCreate_v2(ctypes.byref(other), 0, 0))
+    must(cuda.cuCtxDestroy_v2(other))
+    must(cuda.cuCtxSetCurrent(context))
+
+
+def calls_back():
+    """A profiler asks and allocates in each callback."""
+    driver, calls = cuda, []
+    mine = ctypes.c_ulonglong()
+
+    @ctypes.CFUNCTYPE(None)
+    def callback():
+        calls.append(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+        calls.append(cuda.cuMemAlloc_v2(ctypes.byref(mine), ctypes.c_size_t(4096)))
+        calls.append(cuda.cuMemFree_v2(mine))
+        calls.append(cuda.cuMemAllocAsync(ctypes.byref(mine), ctypes.c_size_t(4096), stream))
+        calls.append(cuda.cuMemFreeAsync(mine, stream))
+
+    driver.unkind_call_back(callback)
+    everything()
+    driver.unkind_call_back(None)
+    must(cuda.cuCtxSynchronize())
+    assert len(calls) > 1000 and calls.count(0) > len(calls) * 0.9, "nothing calls back: this shows nothing"
+    return 0, 0
+
+
 def reset_takes_pools():
     """A reset with memory of a pool of its own, and a synchronization after it."""
     primary = ctypes.c_void_p()

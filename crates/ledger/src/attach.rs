@@ -181,17 +181,16 @@ impl Attachment {
         Err(OpenError::Full)
     }
 
-    /// As [`Ledger::reap`]. Costs nothing in a slice that no other process has used.
-    pub fn reap_others(&self) {
+    /// Whether another process has a slot. It may be dead.
+    #[must_use]
+    pub fn has_others(&self) -> bool {
         let owned = |number| {
             self.ledger
                 .usage
                 .slot(number)
                 .is_some_and(|slot| owner_pid(slot.owner.load(Ordering::Acquire)) != 0)
         };
-        if (0..self.ledger.usage.touched()).any(|number| number != self.slot && owned(number)) {
-            self.ledger.reap();
-        }
+        (0..self.ledger.usage.touched()).any(|number| number != self.slot && owned(number))
     }
 
     /// The slice.

@@ -85,6 +85,10 @@ pub(crate) struct PoolCalls {
     pub(crate) unasked: u32,
     /// Idle memory of pools that is promised to them.
     pub(crate) claimed_bytes: u64,
+    /// The sum of all that was promised to calls that have ended, modulo 2^64.
+    pub(crate) ended_bytes: u64,
+    /// Counts what makes an earlier answer of a pool old: other answers, and the end of calls that may have made one grow.
+    pub(crate) answers: u32,
 }
 
 /// A process has its managed memory on the GPU in chunks of this size, which all of its allocations share, and keeps the first one. Measured on

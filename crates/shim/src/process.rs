@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use cantle_ledger::compute::GatePage;
 use cantle_ledger::{Attachment, Ledger, MAX_GPUS};
@@ -47,6 +47,12 @@ pub(crate) struct Process {
     pub(crate) uses_pools: AtomicBool,
     /// Memory pools, with what is charged for their reservation. The entry's context is what is known to be idle of that, in bytes.
     pub(crate) pools: Table,
+    /// Questions to pools that are under way, by pool.
+    pub(crate) pool_guests: Table,
+    /// True while a thread asks a pool: others wait for a moment, so that its answer is not old.
+    pub(crate) is_asking: AtomicBool,
+    /// The stream on which memory of a pool was freed since pools were last asked after a synchronization with it; 0 if there is none.
+    pub(crate) freed_on: AtomicU64,
     /// Counts what may have given a GPU another current pool.
     pub(crate) pool_changes: AtomicU32,
     /// When this process last looked for dead ones of its slice.

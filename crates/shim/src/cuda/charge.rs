@@ -86,10 +86,10 @@ impl SliceGpu {
     /// Granules in use by the whole slice, without those of processes that died more than a moment ago, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
         // The kernel is asked for each process of the slice, which a program that asks in a loop should not pay for each time.
-        if self.process.reaped.is_due() {
-            self.attachment.reap_others();
-        }
         let ledger = self.attachment.ledger();
+        if self.attachment.has_others() && self.process.reaped.is_due() {
+            ledger.reap();
+        }
         (ledger.used(self.index), ledger.gpus().get(self.index).map_or(0, |gpu| gpu.limit_granules()))
     }
 

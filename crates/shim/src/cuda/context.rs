@@ -50,7 +50,9 @@ pub(super) unsafe fn create_v4(
 /// # Safety
 /// If `real` returns success, the driver has written a context to `context`.
 unsafe fn created(context: *mut Context, device: Device, real: impl FnOnce() -> Status) -> Status {
-    let gpu = match in_slice(device, |own| own + 1 + u32::from(is_primary_active(device))) {
+    // Asked with no lock held.
+    let others = u32::from(is_primary_active(device));
+    let gpu = match in_slice(device, |own| own + 1 + others) {
         Ok(Some(gpu)) => gpu,
         Ok(None) => return real(),
         Err(status) => return status,

@@ -5,7 +5,7 @@ use core::ffi::c_uint;
 use cantle_ledger::GRANULE_BYTES;
 
 use super::charge::{self, Reservation, SliceGpu};
-use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool_charge, slab};
+use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool, pool_charge, slab};
 use crate::function::Status;
 use crate::holdings::SMALL_BYTES;
 use crate::process::process;
@@ -200,7 +200,10 @@ pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
         // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is not.
         Some(entry) => drop(process.memory.insert(entry)),
         // Perhaps from a pool.
-        None => pool_charge::settle_all(),
+        None => {
+            pool::note_any_free();
+            pool_charge::settle_all();
+        }
     }
     status
 }

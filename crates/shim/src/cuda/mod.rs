@@ -12,6 +12,7 @@ mod memory;
 mod pool;
 mod pool_charge;
 mod pool_current;
+mod pool_question;
 mod report;
 mod slab;
 mod vmm;
@@ -55,8 +56,8 @@ hooks! { CUDA, "cuda":
     Allocates cuMemAllocAsync_ptsz(address: *mut Address, bytes: usize, stream: Stream) => pool::alloc;
     Allocates cuMemAllocFromPoolAsync(address: *mut Address, bytes: usize, pool: Pool, stream: Stream) => pool::alloc_from;
     Allocates cuMemAllocFromPoolAsync_ptsz(address: *mut Address, bytes: usize, pool: Pool, stream: Stream) => pool::alloc_from;
-    Frees cuMemFreeAsync(address: Address, stream: Stream) => pool::free;
-    Frees cuMemFreeAsync_ptsz(address: Address, stream: Stream) => pool::free;
+    Frees cuMemFreeAsync(address: Address, stream: Stream) => pool::free::<false>;
+    Frees cuMemFreeAsync_ptsz(address: Address, stream: Stream) => pool::free::<true>;
     Allocates cuMemPoolCreate(pool: *mut Pool, properties: *const pool::Properties) => pool::create;
     Frees cuMemPoolDestroy(pool: Pool) => pool::destroy;
     Frees cuMemPoolTrimTo(pool: Pool, keep: usize) => pool::trim_to;

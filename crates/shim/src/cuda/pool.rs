@@ -7,19 +7,18 @@
 //! No lock is held while the driver allocates: it may wait for work that another thread has to finish, and that thread may free
 //! memory first. So the sum of what concurrent calls rely on is kept ([`PoolCalls`]).
 //!
-//! Pools are queried by handle at times that the program does not choose, so a pool must not be destroyed meanwhile. The
-//! hook of `cuMemPoolDestroy` locks the balance of the pool's GPU, and a pool is queried only while that lock is held and
-//! the pool is in the table ([`known_to`]). A pool that may have been destroyed with its context is queried again only when
-//! the program uses it.
+//! Pools are queried by handle at times that the program does not choose: see [`super::pool_question`]. A pool that may have been
+//! destroyed with its context is queried again only when the program uses it.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use cantle_ledger::granules_holding;
 
 use super::charge::{self, SliceGpu};
 use super::location::{Location, Place};
-use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
+use super::pool_charge::{UNSURE, reserve_growth, settle_all, trim};
+use super::pool_question::{Guest, is_left_to_guests};
 use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph, pool_current};
 use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
@@ -199,23 +198,19 @@ unsafe fn from(
     if let Err(status) = balance.charge_context(bytes as u64) {
         return status;
     }
-    let share = match reserve_growth(&mut balance, pool, bytes as u64) {
+    drop(balance);
+    let refuse = |over| gpu.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes as u64));
+    let share = match reserve_growth(gpu, pool, bytes as u64) {
         Ok(share) => share,
         // A call that is recorded into a graph takes no memory now. SAFETY: this function's condition.
-        Err(_) if unsafe { is_capturing(stream) } => {
-            drop(balance);
-            return real();
-        }
-        Err(over) => return balance.refuse(over, bytes as u64),
+        Err(_) if unsafe { is_capturing(stream) } => return real(),
+        Err(over) => return refuse(over),
     };
-    drop(balance);
     let status = real();
-    let Some(mut balance) = gpu.lock() else { return status };
-    if let Err(over) = share.settle(&mut balance, pool)
+    if let Err(over) = share.settle(gpu, pool)
         && status == SUCCESS
     {
         // The pool grew by more than was reserved, and that exceeds the limit.
-        drop(balance);
         let _relaxed = RelaxedMode::enter();
         if let (Ok(free), Ok(wait)) =
             (super::real::cuMemFreeAsync.get(), super::real::cuStreamSynchronize.get())
@@ -228,9 +223,8 @@ unsafe fn from(
                 wait(stream);
             }
         }
-        let Some(mut balance) = gpu.lock() else { return OUT_OF_MEMORY };
-        trim(&mut balance, pool);
-        return balance.refuse(over, bytes as u64);
+        trim(gpu, pool);
+        return refuse(over);
     }
     status
 }
@@ -244,7 +238,7 @@ pub(super) unsafe fn is_capturing(stream: Stream) -> bool {
     asked == Ok(SUCCESS) && state != 0
 }
 
-pub(super) unsafe fn free(
+pub(super) unsafe fn free<const PER_THREAD: bool>(
     real: unsafe extern "C" fn(Address, Stream) -> Status,
     address: Address,
     stream: Stream,
@@ -267,7 +261,7 @@ pub(super) unsafe fn free(
             }
         }
         // Its pool keeps the memory until a synchronization.
-        None => {}
+        None => note_free(stream, PER_THREAD),
     }
     status
 }
@@ -291,6 +285,7 @@ pub(super) unsafe fn set_attribute(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(pool, which, value) };
+    note_any_free();
     settle_all();
     status
 }
@@ -299,33 +294,72 @@ pub(super) unsafe fn set_attribute(
 /// queried. So what is still in use stays charged until the process ends.
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: Pool) -> Status {
     settle_all();
-    let known = process().and_then(|process| process.pools.get(pool as u64));
-    // Locked until the pool is out of the table, so that no other thread asks it after its end.
-    let Some(mut balance) = known.and_then(|known| SliceGpu::charged(known.gpu())).and_then(SliceGpu::lock)
+    let known = process().and_then(|process| Some((process, process.pools.get(pool as u64)?)));
+    let Some((process, gpu)) =
+        known.and_then(|(process, known)| Some((process, SliceGpu::charged(known.gpu())?)))
     else {
         // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(pool) };
     };
-    balance.process().pool_changes.fetch_add(1, Release);
-    // SAFETY: the call contract: no other thread destroys the pool during this call.
-    let in_use = unsafe { attribute(pool, USED) }.unwrap_or(0);
-    // SAFETY: the call contract; the arguments are passed unchanged.
-    let status = unsafe { real(pool) };
-    if status == SUCCESS
-        && let Some(gone) = balance.process().pools.remove(pool as u64)
-    {
-        let granules = granules_holding(gone.bytes()).saturating_sub(granules_holding(in_use));
-        balance.account.release(granules);
+    process.pool_changes.fetch_add(1, Release);
+    let in_use = Guest::enter(process, pool).and_then(|guest| guest.used_bytes()).unwrap_or(0);
+    // Off the table before the driver is asked: afterwards it must not be asked about this pool.
+    let taken = process.pools.remove(pool as u64);
+    let status = if taken.is_some() && is_left_to_guests(process, pool) {
+        SUCCESS
+    } else {
+        // SAFETY: the call contract; the arguments are passed unchanged.
+        unsafe { real(pool) }
+    };
+    if let (Some(mut balance), Some(taken)) = (gpu.lock(), taken) {
+        let charged = granules_holding(taken.bytes());
+        let surplus = if status == SUCCESS {
+            charged.saturating_sub(granules_holding(in_use))
+        } else {
+            // It is not destroyed. Another thread may have met it meanwhile, and charged it once more.
+            let other = process.pools.insert(taken).ok().flatten();
+            other.map_or(0, |other| granules_holding(other.bytes()))
+        };
+        balance.account.release(surplus);
     }
-    balance.process().pool_changes.fetch_add(1, Release);
+    process.pool_changes.fetch_add(1, Release);
     status
+}
+
+/// Memory of more than one stream was freed, or nothing tells which one it was.
+const SEVERAL: u64 = u64::MAX;
+
+/// The value of [`Process::freed_on`] for a stream. Each thread has a default stream of its own, so that one is not told apart from others.
+fn mark_of(stream: Stream, per_thread: bool) -> u64 {
+    match stream as u64 {
+        0 if per_thread => SEVERAL,
+        0 => 1,
+        2 => SEVERAL,
+        other => other,
+    }
+}
+
+/// Memory of pools was freed otherwise than on a stream, or pools may keep less than before.
+pub(super) fn note_any_free() {
+    if let Some(process) = process().filter(|process| process.uses_pools.load(Relaxed)) {
+        process.freed_on.store(SEVERAL, Release);
+    }
+}
+
+/// Memory of a pool was freed on a stream: the pool may become smaller at the synchronizations that follow.
+fn note_free(stream: Stream, per_thread: bool) {
+    let (Some(process), mark) = (process(), mark_of(stream, per_thread)) else { return };
+    let other = process.freed_on.compare_exchange(0, mark, AcqRel, Relaxed).err();
+    if other.is_some_and(|other| other != mark) {
+        process.freed_on.store(SEVERAL, Release);
+    }
 }
 
 /// A synchronization: pools give back what they may not keep.
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
     let real = || unsafe { real() };
-    settled(if cfg!(feature = "gate") { gate::synchronized_context(real) } else { real() })
+    settled(SEVERAL, || if cfg!(feature = "gate") { gate::synchronized_context(real) } else { real() })
 }
 
 /// A synchronization with a context.
@@ -336,7 +370,7 @@ pub(super) unsafe fn synchronize_context(
     // SAFETY: the call contract; the arguments are passed unchanged. Not known to be the one that this thread launches in, so to the
     // gate it is as good as an event.
     let real = || unsafe { real(context) };
-    settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
+    settled(0, || if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
 }
 
 /// A synchronization with a stream.
@@ -346,7 +380,13 @@ pub(super) unsafe fn synchronize_stream<const PER_THREAD: bool>(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(stream) };
-    settled(if cfg!(feature = "gate") { gate::synchronized_stream(stream, PER_THREAD, real) } else { real() })
+    let ends = match mark_of(stream, PER_THREAD) {
+        SEVERAL => 0,
+        mark => mark,
+    };
+    settled(ends, || {
+        if cfg!(feature = "gate") { gate::synchronized_stream(stream, PER_THREAD, real) } else { real() }
+    })
 }
 
 /// A synchronization with an event.
@@ -356,11 +396,24 @@ pub(super) unsafe fn synchronize_event(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(event) };
-    settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
+    settled(0, || if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
 }
 
-fn settled(status: Status) -> Status {
+/// Pools are asked after a synchronization if memory of theirs was freed. With `ends`, the stream that the synchronization waits for (or
+/// all of them), what was freed there is over then, and later ones need not ask again.
+fn settled(ends: u64, real: impl FnOnce() -> Status) -> Status {
+    let freed_on = process().map_or(0, |process| {
+        let freed_on = process.freed_on.load(Acquire);
+        if freed_on != 0 && (freed_on == ends || ends == SEVERAL) {
+            // Before the driver is called: what is freed during the call counts for the next one.
+            let _other = process.freed_on.compare_exchange(freed_on, 0, AcqRel, Relaxed);
+        }
+        freed_on
+    });
+    let status = real();
     charge::notice_context();
-    settle_all();
+    if freed_on != 0 {
+        settle_all();
+    }
     status
 }

@@ -1,13 +1,12 @@
 //! The charge for the memory that pools have reserved: see [`super::pool`].
 
-use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
 
 use super::charge::{Balance, SliceGpu};
 use super::pool::Pool;
-use super::{SUCCESS, driver};
+use super::pool_question::{Answer, Guest, ask};
 use crate::capture_mode::RelaxedMode;
 use crate::holdings::PoolCalls;
 use crate::process::process;
@@ -15,10 +14,6 @@ use crate::table::Entry;
 
 /// In place of the idle memory of an entry: its pool may have gone with its GPU's primary context.
 pub(super) const UNSURE: u64 = u64::MAX;
-
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
-pub(super) const RESERVED: c_int = 5;
-pub(super) const USED: c_int = 7;
 
 /// The driver's pools grow in steps of this size.
 const STEP_BYTES: u64 = 32 << 20;
@@ -41,17 +36,7 @@ fn fits(bytes: u64, idle_bytes: u64) -> bool {
     bytes.checked_next_multiple_of(SLOT_BYTES).is_some_and(|taken| taken <= idle_bytes)
 }
 
-/// # Safety
-/// `pool` is not destroyed during the call, and `which` is [`RESERVED`] or [`USED`].
-pub(super) unsafe fn attribute(pool: Pool, which: c_int) -> Option<u64> {
-    let mut bytes = 0_u64;
-    let _relaxed = RelaxedMode::enter();
-    // SAFETY: by this function's condition the handle is valid and the driver writes 64 bits, which `bytes` is.
-    let status = unsafe { driver::cuMemPoolGetAttribute.get().ok()?(pool, which, (&raw mut bytes).cast()) };
-    (status == SUCCESS).then_some(bytes)
-}
-
-/// The entry of a pool that is on the balance's GPU. While the balance is locked, such a pool is not destroyed ([`destroy`]).
+/// The entry of a pool that is on the balance's GPU.
 pub(super) fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
     let known = balance.process().pools.get(pool as u64);
     known.filter(|entry| entry.gpu() == balance.gpu() && entry.context != UNSURE)
@@ -77,26 +62,55 @@ impl CallShare {
     /// The call has returned: the pool's growth is charged, and what no other call counts on is given back.
     ///
     /// The question to the pool costs a third of a call of the driver. A small request that idle memory was claimed for makes the pool
-    /// grow only if that memory is in pieces, so then it is asked after some calls only: they can't take more than a step.
-    pub(super) fn settle(self, balance: &mut Balance, pool: Pool) -> Result<(), Over> {
-        let is_asked = self.ahead > 0
-            || self.claimed_bytes > UNASKED_BYTES
-            || balance.holdings.pool_calls.unasked >= UNASKED_CALLS;
-        let settled = if is_asked { settle(balance, pool) } else { Ok(()) };
-        let unasked = &mut balance.holdings.pool_calls.unasked;
-        *unasked = if is_asked { 0 } else { *unasked + 1 };
+    /// grow only if that memory is in pieces, so then it is asked after some calls only: they can't take more than a step. What is idle is
+    /// asked with it if too little would be known for the next request.
+    pub(super) fn settle(mut self, gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
+        let Some(mut balance) = gpu.lock() else { return Ok(()) };
+        let calls = &mut balance.holdings.pool_calls;
+        // An answer from now on knows that this memory is in use.
+        calls.ended_bytes = calls.ended_bytes.wrapping_add(self.claimed_bytes);
+        calls.claimed_bytes = calls.claimed_bytes.saturating_sub(self.claimed_bytes);
+        let is_asked = self.ahead > 0 || self.claimed_bytes > UNASKED_BYTES || calls.unasked >= UNASKED_CALLS;
+        calls.unasked = if is_asked { 0 } else { calls.unasked + 1 };
+        let mut settled = Ok(());
+        if is_asked {
+            let is_idle_known =
+                known_to(&balance, pool).is_some_and(|known| known.context > self.claimed_bytes);
+            drop(balance);
+            match ask(gpu, pool, !is_idle_known) {
+                Some((locked, answer)) if is_idle_known => {
+                    balance = locked;
+                    settled = settle_at(&mut balance, pool, answer);
+                }
+                Some((locked, answer)) => {
+                    balance = locked;
+                    let is_told;
+                    (settled, is_told) = learn(&mut balance, pool, answer);
+                    // What this call has taken counts as used in the answer.
+                    self.of_growth_bytes = if is_told { 0 } else { self.of_growth_bytes };
+                }
+                None => match gpu.lock() {
+                    Some(locked) => balance = locked,
+                    None => return Ok(()),
+                },
+            }
+        }
+        self.end(&mut balance, pool);
+        settled
+    }
+
+    fn end(self, balance: &mut Balance, pool: Pool) {
         balance.process().pools.update(pool as u64, |entry| {
             if entry.context != UNSURE {
                 entry.context = entry.context.saturating_sub(self.of_growth_bytes);
             }
         });
         let calls = &mut balance.holdings.pool_calls;
+        calls.answers = calls.answers.wrapping_add(u32::from(self.ahead > 0));
         calls.ahead = calls.ahead.saturating_sub(self.ahead);
-        calls.claimed_bytes = calls.claimed_bytes.saturating_sub(self.claimed_bytes);
         let surplus = calls.unused.saturating_sub(calls.ahead);
         calls.unused -= surplus;
         balance.account.release(surplus);
-        settled
     }
 }
 
@@ -106,19 +120,33 @@ impl CallShare {
 /// The driver is asked what is idle only where too little is known to be. The known amount is never too much, because it is
 /// charged for the pool: only an allocation makes it less, and each takes its part here; what is freed is not added. Should
 /// the pool have become smaller since, then what it grows by is charged already.
-pub(super) fn reserve_growth(balance: &mut Balance, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
+pub(super) fn reserve_growth(gpu: SliceGpu, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
+    const NONE: Over = Over { used: 0, limit: 0, asked: 0 };
+    let claimed =
+        || CallShare { ahead: 0, claimed_bytes: bytes.next_multiple_of(SLOT_BYTES), of_growth_bytes: 0 };
+    let mut balance = gpu.lock().ok_or(NONE)?;
     // While a pool grows for another call, nothing says which call.
-    let is_known = balance.holdings.pool_calls.ahead == 0 && claim(balance, pool, bytes);
-    if is_known || { ask_idle(balance, pool) && claim(balance, pool, bytes) } {
-        let claimed_bytes = bytes.next_multiple_of(SLOT_BYTES);
-        return Ok(CallShare { ahead: 0, claimed_bytes, of_growth_bytes: 0 }.begin(balance));
+    if balance.holdings.pool_calls.ahead == 0 && claim(&balance, pool, bytes) {
+        return Ok(claimed().begin(&mut balance));
     }
+    drop(balance);
+    let mut balance = match ask(gpu, pool, true) {
+        Some((mut balance, answer)) => {
+            if learn(&mut balance, pool, answer).1 && claim(&balance, pool, bytes) {
+                return Ok(claimed().begin(&mut balance));
+            }
+            balance
+        }
+        None => gpu.lock().ok_or(NONE)?,
+    };
     let growth = growth_granules(bytes);
     if balance.account.reserve(growth).is_err() {
-        trim(balance, pool);
+        drop(balance);
+        trim(gpu, pool);
+        balance = gpu.lock().ok_or(NONE)?;
         balance.account.reserve(growth)?;
     }
-    Ok(CallShare { ahead: growth, claimed_bytes: 0, of_growth_bytes: bytes }.begin(balance))
+    Ok(CallShare { ahead: growth, claimed_bytes: 0, of_growth_bytes: bytes }.begin(&mut balance))
 }
 
 /// Takes the part of an allocation from what is known to be idle, if that suffices.
@@ -130,45 +158,43 @@ fn claim(balance: &Balance, pool: Pool, bytes: u64) -> bool {
         })
 }
 
-/// Asks the driver for a pool's reserved and unused memory, and charges the reserved memory.
-fn ask_idle(balance: &mut Balance, pool: Pool) -> bool {
-    if known_to(balance, pool).is_none() {
-        return false;
-    }
-    // SAFETY: a pool in the table is not destroyed while the balance is locked.
-    let [reserved, used] = [RESERVED, USED].map(|which| unsafe { attribute(pool, which) });
-    let Some((reserved, used)) = reserved.zip(used) else { return false };
-    let _over = settle_at(balance, pool, reserved);
-    let promised_bytes = balance.holdings.pool_calls.claimed_bytes;
-    let idle_bytes = reserved.saturating_sub(used).saturating_sub(promised_bytes);
-    balance.process().pools.update(pool as u64, |entry| entry.context = idle_bytes)
+/// Charges a pool's reserved memory, and learns how much of it is idle: whether the answer tells.
+fn learn(balance: &mut Balance, pool: Pool, answer: Answer) -> (Result<(), Over>, bool) {
+    let settled = settle_at(balance, pool, answer);
+    let calls = &balance.holdings.pool_calls;
+    // Memory of calls that are under way, or that ended since the question, may or may not count as used in the answer.
+    let promised_bytes =
+        calls.claimed_bytes.saturating_add(calls.ended_bytes.wrapping_sub(answer.ended_bytes));
+    let idle_bytes = answer.reserved_bytes.saturating_sub(answer.used_bytes).saturating_sub(promised_bytes);
+    let is_told =
+        answer.is_current && balance.process().pools.update(pool as u64, |entry| entry.context = idle_bytes);
+    (settled, is_told)
 }
 
 /// Makes the pool as small as it can be.
-pub(super) fn trim(balance: &mut Balance, pool: Pool) {
-    if known_to(balance, pool).is_some()
+pub(super) fn trim(gpu: SliceGpu, pool: Pool) {
+    if let Some(_guest) = Guest::enter(gpu.process(), pool)
         && let Ok(trim) = super::real::cuMemPoolTrimTo.get()
     {
         let _relaxed = RelaxedMode::enter();
-        // SAFETY: a pool in the table is not destroyed while the balance is locked.
+        // SAFETY: a pool with a guest is not destroyed.
         unsafe { trim(pool, 0) };
     }
-    let _over = settle(balance, pool);
+    let _over = settle(gpu, pool);
 }
 
 /// Sets the charge to the pool's reservation. Growth is what calls have reserved for it ([`PoolCalls`]). An error is growth beyond
 /// that which exceeds the limit; it is charged all the same, because it has happened.
-pub(super) fn settle(balance: &mut Balance, pool: Pool) -> Result<(), Over> {
-    let known = known_to(balance, pool);
-    // SAFETY: a pool in the table is not destroyed while the balance is locked.
-    let reserved = known.and_then(|_| unsafe { attribute(pool, RESERVED) });
-    reserved.map_or(Ok(()), |reserved| settle_at(balance, pool, reserved))
+pub(super) fn settle(gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
+    ask(gpu, pool, false).map_or(Ok(()), |(mut balance, answer)| settle_at(&mut balance, pool, answer))
 }
 
-/// As [`settle`], with the reservation that the driver has just reported.
-fn settle_at(balance: &mut Balance, pool: Pool, reserved_bytes: u64) -> Result<(), Over> {
+/// As [`settle`], with what the driver has answered. An old answer never makes the charge less: the pool may have grown since.
+fn settle_at(balance: &mut Balance, pool: Pool, answer: Answer) -> Result<(), Over> {
     let Some(known) = known_to(balance, pool) else { return Ok(()) };
-    let (before, now) = (granules_holding(known.bytes()), granules_holding(reserved_bytes));
+    balance.holdings.pool_calls.answers = balance.holdings.pool_calls.answers.wrapping_add(1);
+    let (before, reported) = (granules_holding(known.bytes()), granules_holding(answer.reserved_bytes));
+    let now = if answer.is_current { reported } else { reported.max(before) };
     if before == now {
         return Ok(());
     }
@@ -206,8 +232,8 @@ pub(super) fn forget(gpu: usize) {
 
 /// Reads all pools again, after a call that may have made them smaller.
 pub(super) fn settle_all() {
-    each_pool(|balance, pool| {
-        let _over = settle(balance, pool);
+    each_pool(|gpu, pool| {
+        let _over = settle(gpu, pool);
     });
 }
 
@@ -216,11 +242,11 @@ pub(super) fn trim_all() {
     each_pool(trim);
 }
 
-fn each_pool(work: impl Fn(&mut Balance, Pool)) {
+fn each_pool(work: impl Fn(SliceGpu, Pool)) {
     let Some(process) = process().filter(|process| process.uses_pools.load(Relaxed)) else { return };
     process.pools.each(|entry| {
-        if let Some(mut balance) = SliceGpu::charged(entry.gpu()).and_then(SliceGpu::lock) {
-            work(&mut balance, entry.key as Pool);
+        if let Some(gpu) = SliceGpu::charged(entry.gpu()) {
+            work(gpu, entry.key as Pool);
         }
     });
 }
