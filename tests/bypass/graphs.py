@@ -132,6 +132,19 @@ def freed_by_another():
     return [*codes, launch(second), launch(first), launch(second)]
 
 
+def concurrent():
+    """Three on streams of their own, which do not wait for each other: how they share memory is the driver's."""
+    codes, size = [], part(0.45)
+    for _ in range(3):
+        graph, own = Graph(), ctypes.c_void_p()
+        graph.free(graph.alloc(size))
+        executable = graph.executable()
+        must(cuda.cuStreamCreate(ctypes.byref(own), 1))
+        codes.append(cuda.cuGraphLaunch(executable, own))
+    must(cuda.cuCtxSynchronize())
+    return codes
+
+
 def on_host():
     """Takes nothing of the GPU, more than the GPU has."""
     before, graph = part(1), Graph()
@@ -150,5 +163,10 @@ must(cuda.cuInit(0))
 must(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
 must(cuda.cuStreamCreate(ctypes.byref(stream), 0))
 codes = globals()[sys.argv[1]]()
-print(json.dumps({"codes": codes}), flush=True)
+figures = []
+for attribute in (0, 2):
+    value = ctypes.c_uint64()
+    must(cuda.cuDeviceGetGraphMemAttribute(0, attribute, ctypes.byref(value)))
+    figures.append(value.value)
+print(json.dumps({"codes": codes, "used_and_reserved": figures}), flush=True)
 sys.stdin.read()

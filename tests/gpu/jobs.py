@@ -5,7 +5,9 @@ where the check is to look."""
 import ctypes
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
 
 MIB = 1 << 20
@@ -167,8 +169,71 @@ def context(seconds):
     tell(ended=True)
 
 
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp: memory of the first GPU."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("type", "handle_types", "location", "device")] + [("rest", ctypes.c_uint64 * 2)]
+
+
+def handles():
+    """How many values 1,000 handles have that are released at once, by one thread and by four."""
+    driver, properties = Driver(), Properties(1, 0, 1, 0)
+
+    def values(count, seen):
+        driver.need("cuCtxSetCurrent", driver.context)
+        handle = ctypes.c_uint64()
+        for _ in range(count):
+            driver.need("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(2 * MIB), ctypes.byref(properties), ctypes.c_uint64(0))
+            seen.append(handle.value)
+            driver.need("cuMemRelease", handle)
+
+    one, four = [], [[] for _ in range(4)]
+    values(1000, one)
+    threads = [threading.Thread(target=values, args=(250, seen)) for seen in four]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tell(one_thread=len(set(one)), four_threads=len(set(sum(four, []))), of=1000)
+
+
+def arrays(side):
+    """5,000 square arrays of float, of this side."""
+    driver, array = Driver(), ctypes.c_void_p()
+    before, _ = driver.info()
+    description = (ctypes.c_size_t * 3)(int(side), int(side), 0x20 | 1 << 32)
+    for _ in range(5000):
+        driver.need("cuArrayCreate_v2", ctypes.byref(array), ctypes.byref(description))
+    free, total = driver.info()
+    tell_and_wait(count=5000, packed=5000 * int(side) ** 2 * 4, charged=before - free, free=free, total=total)
+
+
+def keep(size):
+    driver = Driver()
+    tell_and_wait(address=driver.take(int(size)))
+
+
+def suspend():
+    """Brings a process with a quarter of the free memory to host memory and back. The codes are of lock, checkpoint, restore, unlock."""
+    driver = Driver()
+    size = driver.info()[0] // 4
+    child = subprocess.Popen([sys.executable, __file__, "keep", str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    codes, seconds, free = [], [], [driver.info()[0]]
+    for name in ("Lock", "Checkpoint", "Restore", "Unlock"):
+        began = time.monotonic()
+        codes.append(driver.code(f"cuCheckpointProcess{name}", child.pid, None))
+        seconds.append(round(time.monotonic() - began, 3))
+        free.append(driver.info()[0])
+        if codes[-1]:
+            break
+    child.communicate("\n")
+    gib = size / (1 << 30)
+    tell(codes=codes, seconds=seconds, gib=round(gib, 2), free=free, seconds_per_gib=[round(each / gib, 3) for each in seconds])
+
+
 def main():
-    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, contexts, context)}
+    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, contexts, context, handles, arrays, keep, suspend)}
     jobs[sys.argv[1]](*sys.argv[2:])
 
 

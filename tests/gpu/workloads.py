@@ -117,6 +117,38 @@ def captured():
     return {"sum": float(total)}
 
 
+def captured_step():
+    """A training step of a layer, captured and replayed ten times. Its outputs are kept, its activations are reused."""
+    import torch
+
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0, batch_first=True, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    batch, side = torch.randn(32, 512, 1024, device="cuda"), torch.cuda.Stream()
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = layer(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph, replays = torch.cuda.CUDAGraph(), 0
+    with torch.cuda.graph(graph):
+        loss = step()
+    for _ in range(10):
+        graph.replay()
+        torch.cuda.synchronize()
+        replays += 1
+    return {"replays": replays, "loss": round(float(loss), 5), "peak_bytes": torch.cuda.max_memory_allocated()}
+
+
 def triton():
     """A kernel that is compiled when it is first launched."""
     import torch
@@ -241,7 +273,7 @@ def jax():
 
 
 def main():
-    workload = {each.__name__: each for each in (graph, torch, captured, triton, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
+    workload = {each.__name__: each for each in (graph, torch, captured, captured_step, triton, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
     try:
         print(json.dumps(workload(*sys.argv[2:])))
     except ImportError as error:
