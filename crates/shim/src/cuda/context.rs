@@ -162,17 +162,17 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, cont
         return unsafe { real(context) };
     };
     gate::context_ends();
-    // SAFETY: the call contract; the arguments are passed unchanged.
-    let status = ending(
-        process,
-        |entry| entry.context == own.key,
-        || unsafe { real(context) },
-        |status| status == SUCCESS,
-    );
-    if status == SUCCESS
-        && process.contexts.remove(own.key).is_some()
-        && let Some(gpu) = SliceGpu::charged(own.gpu())
-    {
+    let real = || {
+        // Taken off before the driver is asked: afterwards another thread's context may have the address.
+        process.contexts.remove(own.key);
+        // SAFETY: the call contract; the arguments are passed unchanged.
+        unsafe { real(context) }
+    };
+    let status = ending(process, |entry| entry.context == own.key, real, |status| status == SUCCESS);
+    if status != SUCCESS {
+        // If there is no room, its memory stays charged until the process ends.
+        let _full = process.contexts.insert(own);
+    } else if let Some(gpu) = SliceGpu::charged(own.gpu()) {
         if let Some(mut balance) = gpu.lock() {
             balance.holdings.own_contexts = balance.holdings.own_contexts.saturating_sub(1);
         }
