@@ -10,6 +10,9 @@ const STRIPES: usize = 16;
 /// Slots of a stripe's first array: one page.
 const FIRST_SLOTS: usize = 128;
 
+/// Entries that [`Table::sweep`] takes off with one lock.
+const SWEPT_AT_ONCE: usize = 16;
+
 /// The entry of one address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -145,14 +148,21 @@ impl Table {
         for stripe in &self.0 {
             let (mut at, mut has_found) = (0, false);
             loop {
-                let taken = stripe.lock().remove_next(&mut at, &doomed);
-                match taken {
-                    Some(entry) => {
-                        has_found = true;
-                        each(entry);
+                // Some at once: each lock costs as much as the removal.
+                let (mut taken, mut count) = ([Entry::default(); SWEPT_AT_ONCE], 0);
+                {
+                    let mut stripe = stripe.lock();
+                    for place in &mut taken {
+                        let Some(entry) = stripe.remove_next(&mut at, &doomed) else { break };
+                        *place = entry;
+                        count += 1;
                     }
-                    None if has_found => (at, has_found) = (0, false),
-                    None => break,
+                }
+                taken.iter().take(count).copied().for_each(&mut each);
+                match (count, has_found) {
+                    (0, false) => break,
+                    (0, true) => (at, has_found) = (0, false),
+                    _ => has_found = true,
                 }
             }
         }
