@@ -29,6 +29,7 @@ mod note;
 mod observer;
 mod proc_stat;
 pub mod protocol;
+pub mod seccomp;
 
 pub use attach::{Account, Attachment, Ledger};
 pub use layout::{ANY_GPU, GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
