@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -181,6 +182,19 @@ def other_cgroup():
                 pass
 
 
+def into_group():
+    """A child that is born into another task's group: no mount of it matters to the kernel, nor whether that is read-only."""
+    root = outside() if words[0] == "unix" else os.open("/", os.O_RDONLY)
+    group = os.open(words[2].lstrip("/"), os.O_RDONLY | os.O_DIRECTORY, dir_fd=root)
+    SYS_CLONE3, CLONE_INTO_CGROUP = 435, 0x200000000
+    args = struct.pack("11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, group)
+    child = LIBC.syscall(SYS_CLONE3, args, len(args))
+    must(ctypes.get_errno() if child < 0 else 0)
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+
+
 def umount_all():
     for line in reversed(open("/proc/self/mountinfo").readlines()):
         LIBC.umount2(line.split()[4].encode(), 2)
@@ -231,6 +245,7 @@ STEPS = {
     "trace": [trace],
     "other_cgroup_deep_chroot": [other_cgroup, deep, jail],
     "umount_deep": [umount_all, deep],
+    "into_group": [into_group],
 }
 
 try:

@@ -112,6 +112,8 @@ WAYS = {
     "trace": "prevented",
     "other_cgroup_deep_chroot": "ended",
     "umount_deep": "ended",
+    "into_group": "prevented",
+    "into_group_accomplice": "prevented",
 }
 
 
@@ -166,6 +168,8 @@ def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
         how = ["proc", neighbors_task(neighbor)]
     elif way in ("signal", "trace"):
         how = ["proc", outsider]
+    if step == "into_group":
+        how = [*(how or ["path", "/"])[:2], neighbors_group(neighbor)]
     as_user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if way.startswith("own_mounts") else []
     running = machine.start([*as_user, sys.executable, HERE / "evade.py", step, copy, 2 * LIMIT, *how])
     record = running.record()
@@ -221,6 +225,17 @@ def neighbors_task(neighbor):
     """The first process of the neighbor's task: below its `cantle run`."""
     found = subprocess.run(["pgrep", "-f", "holder.py"], capture_output=True, text=True, check=True).stdout.split()
     return next(pid for pid in found if int(pid) != neighbor.child.pid and descends_from(int(pid), neighbor.child.pid))
+
+
+def neighbors_group(neighbor):
+    """The directory of its task's group, of version 2."""
+    with open(f"/proc/{neighbors_task(neighbor)}/cgroup") as groups:
+        group = next(line.strip().removeprefix("0::") for line in groups if line.startswith("0::"))
+    with open("/proc/self/mountinfo") as mounts:
+        mount = next((line.split()[4] for line in mounts if " - cgroup2 " in line), None)
+    if mount is None or group == "/":
+        pytest.skip("no group of version 2 can be made here")
+    return mount + group
 
 
 def descends_from(pid, ancestor):

@@ -81,6 +81,8 @@ pub struct AgentConfig {
     pub lib_dir: PathBuf,
     /// Directory for the state that must outlive the agent.
     pub state_dir: PathBuf,
+    /// Files besides it that no task may see: the agent's keys.
+    pub secrets: Vec<PathBuf>,
     /// The cantle binary, which is also each task's supervisor ([`cantle_runtime::TASK_INIT_COMMAND`]).
     pub program: PathBuf,
     /// How often queues and tasks are read.
@@ -141,6 +143,7 @@ impl AgentConfig {
             installation,
             lib_dir: PathBuf::from("lib"),
             state_dir: PathBuf::from("."),
+            secrets: Vec::new(),
             program: PathBuf::from("/proc/self/exe"),
             poll: Duration::from_millis(500),
             stop_grace: Duration::from_secs(10),

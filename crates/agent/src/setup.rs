@@ -81,6 +81,8 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         config.state_dir.join(if config.allocation_mode.is_gpuless() { "cpu-jobs" } else { "jobs" });
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
     made.map_err(|e| AgentError::file(&jobs_dir, e))?;
+    let hidden: Vec<_> = config.secrets.iter().chain([&config.state_dir]).cloned().collect();
+    cantle_node::hide_from_tasks(&hidden)?;
     let register = workers::Register {
         worker: worker.clone(),
         timeout: Some(WORKER_TIMEOUT_S),

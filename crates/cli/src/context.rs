@@ -135,6 +135,12 @@ impl Global {
         ClientTls { ca: self.ca.clone(), identity: self.client_cert.clone().zip(self.client_key.clone()) }
     }
 
+    /// The files by which this program proves who it is: those of its options, and all that systemd has given it.
+    pub(crate) fn secrets(&self) -> Vec<PathBuf> {
+        let given = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+        [&self.keys, &self.token_file, &self.client_key].into_iter().flatten().cloned().chain(given).collect()
+    }
+
     /// Whether an error is printed with its causes.
     pub(crate) const fn is_verbose(&self) -> bool {
         self.verbose > 0

@@ -157,9 +157,10 @@ impl Launcher {
                 libraries: self.libraries.clone(),
                 // A preloaded library is no gate: what it does not hook launches as it likes.
                 backend: if lease.compute.is_some() { BackendChoice::MountNamespace } else { self.backend },
-                hidden: node.all_stores(),
+                hidden: node.hidden_from_tasks(),
                 privileges: self.privileges,
             },
+            is_client: false,
         }
     }
 }

@@ -33,7 +33,7 @@ pub use launch::{Launcher, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
 pub use refusals::Refusals;
 pub use run_here::{Docker, RunRequest, remembering, run_docker, run_here};
-pub use store::{GpuClaim, Locked, NodeStore, agents};
+pub use store::{GpuClaim, Locked, NodeStore, agents, hide_from_tasks};
 pub use usage::SliceUsage;
 pub use uuid::gpu_uuid_bytes;
 pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};

@@ -317,7 +317,12 @@ async fn docker_client(
     }
     let words = docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files, &copies);
     let words = words.map_err(StartError::from)?;
-    Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })
+    Ok(TaskSpec {
+        argv: words.into_iter().map(Into::into).collect(),
+        slices: Vec::new(),
+        is_client: true,
+        ..spec
+    })
 }
 
 async fn wait_for_capacity(

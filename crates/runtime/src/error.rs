@@ -23,6 +23,17 @@ pub enum StartError {
     /// The working directory is not there.
     #[error("working directory {} does not exist", .0.display())]
     NoWorkingDirectory(PathBuf),
+    /// The working directory is the kernel's.
+    #[error("working directory {} shows the machine's processes and settings, in which no task runs", .0.display())]
+    KernelsDirectory(PathBuf),
+    /// The task cannot enter the working directory.
+    #[error("the task cannot enter its working directory {}: {why}", .directory.display())]
+    Directory {
+        /// As it was found outside of the task.
+        directory: PathBuf,
+        /// The error of the kernel.
+        why: String,
+    },
     /// A part of the installation is missing.
     #[error("{} is missing", .0.display())]
     NotInstalled(PathBuf),
@@ -85,6 +96,10 @@ impl StartError {
             Self::OtherVersion(_) => Some(
                 "install the program and its libraries together; CANTLE_LIB_DIR, where it is set, names other libraries",
             ),
+            Self::KernelsDirectory(_) => Some("change to another directory than one below /proc or /sys"),
+            Self::Directory { .. } => {
+                Some("the state and the keys of cantle are hidden from tasks (docs/security.md)")
+            }
             Self::NotOnMachine(_) => Some("if the driver was updated or removed, restart the agent"),
             _ => None,
         }

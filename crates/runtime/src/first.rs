@@ -1,7 +1,7 @@
 //! The first process of a task: a small program of cantle's between the supervisor and the task.
 //!
-//! It does what has to be done inside the task's namespaces: it enters the task's control group, gives the namespaces a
-//! `/proc` of their own, gives up privileges, and only then starts the task. In its pid namespace it is process 1, which the
+//! It enters the task's control group, closes the task's sandbox from within, gives up privileges, and only then starts
+//! the task. In its pid namespace it is process 1, which the
 //! kernel protects: no signal from within ends it, and all orphans become its children. It ends when none is left, and the
 //! kernel kills the processes that are left when it ends.
 
@@ -14,7 +14,6 @@ use std::process::{Command, ExitCode};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use nix::mount::MsFlags;
 use nix::sys::prctl::{set_child_subreaper, set_no_new_privs};
 use nix::sys::signal::SigSet;
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -22,8 +21,8 @@ use nix::unistd::{Pid, close, pipe2};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
-use crate::namespace::{self, NamespaceError, step};
-use crate::{Exit, Privileges, StartError, privileges};
+use crate::sandbox::Inside;
+use crate::{Exit, StartError};
 
 /// The word after [`crate::TASK_INIT_COMMAND`] that makes a program a task's first process.
 pub(crate) const FIRST: &str = "--first";
@@ -35,9 +34,10 @@ pub(crate) struct Orders {
     report: i32,
     /// The control group to enter.
     door: Option<PathBuf>,
-    /// It is in namespaces of its own.
-    pub(crate) is_apart: bool,
-    pub(crate) privileges: Privileges,
+    /// What it does in the task's namespaces, if it has them.
+    inside: Option<Inside>,
+    /// It and the task get no privileges from programs that they start.
+    no_new_privileges: bool,
 }
 
 /// Its reports, one per line: first [`Report::Started`] or another of the errors, then how the task ended.
@@ -48,6 +48,7 @@ enum Report {
     NotFound,
     NotExecutable { errno: i32 },
     Namespace { why: String },
+    Directory { why: String },
     Setup { what: String, why: String },
 }
 
@@ -64,7 +65,7 @@ impl Reports {
     }
 
     /// Waits until the task is started.
-    pub(crate) fn started(&mut self, program: &str) -> Result<(), StartError> {
+    pub(crate) fn started(&mut self, program: &str, directory: &Path) -> Result<(), StartError> {
         let program = program.to_owned();
         match self.next() {
             Some(Report::Started) => Ok(()),
@@ -73,6 +74,9 @@ impl Reports {
                 Err(StartError::NotExecutable { program, why: io::Error::from_raw_os_error(errno) })
             }
             Some(Report::Namespace { why }) => Err(StartError::Namespace(why)),
+            Some(Report::Directory { why }) => {
+                Err(StartError::Directory { directory: directory.to_owned(), why })
+            }
             Some(Report::Setup { what, why }) => Err(StartError::Setup { what, why }),
             Some(Report::Ended(_)) | None => {
                 Err(StartError::setup("first process", "it ended without a report"))
@@ -99,10 +103,10 @@ impl Orders {
     pub(crate) fn new(
         report: &OwnedFd,
         group: Option<&Cgroup>,
-        is_apart: bool,
-        privileges: Privileges,
+        inside: Option<Inside>,
+        no_new_privileges: bool,
     ) -> Self {
-        Self { report: report.as_raw_fd(), door: group.map(Cgroup::door), is_apart, privileges }
+        Self { report: report.as_raw_fd(), door: group.map(Cgroup::door), inside, no_new_privileges }
     }
 
     /// The program that carries them out and then starts `argv`.
@@ -174,66 +178,15 @@ impl Orders {
         if let Some(door) = &self.door {
             fs::write(door, "0").map_err(setup("enter the task's control group"))?;
         }
-        if self.is_apart {
-            let apart = self.close_the_machine();
-            apart.map_err(|why: NamespaceError| Report::Namespace { why: why.to_string() })?;
-            privileges::withhold(self.privileges).map_err(setup("withhold capabilities"))?;
+        if let Some(inside) = &self.inside {
+            inside.close().map_err(|why| Report::Namespace { why: why.to_string() })?;
+            inside.enter_directory().map_err(|why| Report::Directory { why: why.to_string() })?;
         }
         // Process 1 of a pid namespace is that by itself.
         set_child_subreaper(true).map_err(io::Error::from).map_err(setup("adopt the task's orphans"))?;
-        if self.privileges == Privileges::NoNew {
+        if self.no_new_privileges {
             set_no_new_privs().map_err(io::Error::from).map_err(setup("give up new privileges"))?;
         }
         Ok(())
     }
-
-    /// The paths by which a task of root could reach more than its own files and processes.
-    fn close_the_machine(&self) -> Result<(), NamespaceError> {
-        let of_kernel = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        if self.privileges != Privileges::Machine {
-            // Wherever there is one: a service's or a chroot's shows the same processes.
-            let others = mounts
-                .lines()
-                .filter_map(kind_and_place)
-                .filter(|(kind, at)| *kind == "proc" && !at.starts_with("/proc"));
-            for at in std::iter::once("/proc".into()).chain(others.map(|(_, at)| at)) {
-                let own = || namespace::plain_mount(Some(Path::new("proc")), &at, Some("proc"), of_kernel);
-                step(&format!("mount the task's own {}", at.display()), || unless_hidden(own()))?;
-            }
-            for part in ["sys", "sysrq-trigger", "irq", "bus", "fs"].map(|part| Path::new("/proc").join(part))
-            {
-                if part.exists() {
-                    step(&format!("make {} read-only", part.display()), || {
-                        namespace::plain_mount(Some(&part), &part, None, MsFlags::MS_BIND | MsFlags::MS_REC)?;
-                        namespace::read_only(&part, of_kernel)
-                    })?;
-                }
-            }
-        }
-        // A process that may write to a group's list of processes may leave its own group.
-        for (kind, at) in mounts.lines().filter_map(kind_and_place) {
-            let is_kernels = at.starts_with("/sys") && self.privileges != Privileges::Machine;
-            if is_kernels || matches!(kind, "cgroup" | "cgroup2") {
-                step(&format!("make {} read-only", at.display()), || {
-                    unless_hidden(namespace::read_only(&at, of_kernel))
-                })?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A mount below another one can't be reached by its path, and so not by the task either.
-fn unless_hidden(done: io::Result<()>) -> io::Result<()> {
-    match done {
-        Err(why) if matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => Ok(()),
-        done => done,
-    }
-}
-
-/// Of a line of `/proc/self/mountinfo`. The kernel writes blanks in a path as `\040`; such a path is none of the kernel's own.
-fn kind_and_place(line: &str) -> Option<(&str, PathBuf)> {
-    let (left, right) = line.split_once(" - ")?;
-    Some((right.split(' ').next()?, left.split(' ').nth(4)?.into()))
 }

@@ -6,7 +6,7 @@
 //!
 //! - [`Engine::start`]: the task is a container of Docker or Podman.
 //!
-//! All return a [`RunningTask`]. The [`Backend`] is the way in which the shim is installed: in the task's own mount
+//! All return a [`RunningTask`]. Every task that is a process stands behind one wall, `sandbox`. The [`Backend`] is the way in which the shim is installed: in the task's own mount
 //! namespace, where it replaces the driver's libraries, or with `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
@@ -21,10 +21,10 @@ mod fence;
 pub mod files;
 mod filters;
 mod first;
-mod namespace;
 mod privileges;
 mod processes;
 mod running;
+mod sandbox;
 mod signals;
 mod spawn;
 mod spec;
@@ -58,7 +58,7 @@ pub const COVER_IMAGE_COMMAND: &str = "__cover-image";
 /// Is this process itself inside a slice? Then a task started from here would be confined twice.
 #[must_use]
 pub fn inside_slice() -> bool {
-    let mounted = std::path::Path::new(namespace::SLICE_DIR).join("limits").exists();
+    let mounted = std::path::Path::new(sandbox::SLICE_DIR).join("limits").exists();
     // Preloaded tasks have no such directory. The variable decides nothing but this.
     mounted || std::env::var_os(environment::SLICE).is_some()
 }

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
-use crate::namespace::USAGE_FILE;
+use crate::sandbox::USAGE_FILE;
 
 /// How often a condition is polled that the kernel does not announce.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -127,8 +127,8 @@ impl FileId {
 pub(crate) struct Scope {
     /// The boot during which this was written: pids and start times mean nothing after the next.
     pub(crate) boot: String,
-    /// The process that adopts the task's orphans: everything below it is the task. It is the task's first process (`first.rs`), or the
-    /// supervisor of a task without GPUs.
+    /// The process that adopts the task's orphans: everything below it is the task. It is the task's first process (`first.rs`), or what
+    /// started the client of a container engine.
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
     pub(crate) leader: Holder,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
@@ -10,7 +11,8 @@ use cantle_model::Holder;
 use crate::cgroup::Cgroup;
 use crate::first::{Orders, Reports};
 use crate::processes::{FileId, Scope, child_of, pid_of};
-use crate::{Backend, BackendChoice, Privileges, StartError, TaskSpec, environment, holder_of, namespace};
+use crate::sandbox::{self, Inside};
+use crate::{Backend, BackendChoice, Privileges, StartError, TaskSpec, environment, holder_of};
 
 /// The task's stdin, stdout and stderr.
 pub(crate) enum Stdio3 {
@@ -32,38 +34,42 @@ pub(crate) enum Group {
 pub(crate) struct Spawned {
     pub(crate) scope: Scope,
     pub(crate) backend: Backend,
-    /// The report of the task's first process; none for a task without GPUs, which is its own first process.
+    /// The report of the task's first process; none for the client of an engine.
     pub(crate) reports: Option<Reports>,
 }
 
 /// Starts the task's first process behind the strongest backend that is possible and allowed.
 pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
-    check(spec)?;
-    if spec.slices.is_empty() {
-        return spawn_alone(spec, stdio, group);
+    if spec.argv.is_empty() {
+        return Err(StartError::NoCommand);
     }
-    // This thread sees the machine. In the task's namespaces the groups are read-only, and `/proc` has other pids.
+    let directory = sandbox::working_directory(spec.cwd.as_deref())?;
+    if spec.is_client {
+        return spawn_client(spec, stdio, group);
+    }
+    // This thread sees the machine. In the task's namespaces the groups do not exist, and `/proc` has other pids.
     let cgroup = Cgroup::make(&spec.lease.0);
-    let first = if spec.confinement.backend == BackendChoice::Preload {
+    let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
         let backend = Backend::Preload { why: "preload was asked for".to_owned() };
-        spawn_first(spec, cgroup.as_ref(), backend, stdio, group)
+        spawn_first(spec, cgroup.as_ref(), backend, None, stdio, group)
     } else {
-        spawn_in_namespace(spec, cgroup.as_ref(), stdio, group)
+        spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
     };
-    let spawned = first.and_then(|first| first.started(spec, cgroup.clone()));
+    let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone()));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
         cgroup.remove();
     }
     spawned
 }
 
-/// A task without GPUs.
-fn spawn_alone(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
+/// A program of the machine's: the client of an engine, which starts the task elsewhere.
+fn spawn_client(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
     let [program, args @ ..] = spec.argv.as_slice() else { return Err(StartError::NoCommand) };
     let mut command = Command::new(program);
     command.args(args);
     let name = program.to_string_lossy().into_owned();
-    let child = execute(command, spec, &Backend::None, stdio, group)?.map_err(|why| match why.kind() {
+    let surroundings = Surroundings { backend: &Backend::None, enters: true };
+    let child = execute(command, spec, surroundings, stdio, group)?.map_err(|why| match why.kind() {
         io::ErrorKind::NotFound => StartError::NotFound(name),
         _ => StartError::NotExecutable { program: name, why },
     })?;
@@ -73,44 +79,41 @@ fn spawn_alone(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, 
     Ok(Spawned { scope, backend: Backend::None, reports: None })
 }
 
-fn check(spec: &TaskSpec) -> Result<(), StartError> {
-    if spec.argv.is_empty() {
-        return Err(StartError::NoCommand);
-    }
-    // Asked for by itself, because the kernel reports a missing directory as if the program were missing.
-    if let Some(cwd) = spec.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
-        return Err(StartError::NoWorkingDirectory(cwd.clone()));
-    }
-    Ok(())
-}
-
-/// A thread enters the namespace, makes the child there, and ends. No other process stays in between, and a failure
+/// A thread enters the task's namespaces, makes the child there, and ends. No other process stays in between, and a failure
 /// is an ordinary error.
-fn spawn_in_namespace(
+fn spawn_in_sandbox(
     spec: &TaskSpec,
     cgroup: Option<&Cgroup>,
+    directory: &Path,
     stdio: Stdio3,
     group: Group,
 ) -> Result<FirstProcess, StartError> {
+    let privileges = spec.confinement.privileges;
     let outcome = thread::scope(|scope| {
         let maker = scope.spawn(|| {
-            if let Err(why) = namespace::enter(&spec.confinement) {
+            if let Err(why) = sandbox::enter(spec) {
                 return Err((why, stdio));
             }
-            let backend = match spec.confinement.privileges {
+            let backend = match privileges {
+                _ if spec.slices.is_empty() => Backend::None,
                 Privileges::Machine => Backend::PrivilegedMountNamespace,
                 Privileges::Own | Privileges::NoNew => Backend::MountNamespace,
             };
-            Ok(spawn_first(spec, cgroup, backend, stdio, group))
+            let inside = Inside { privileges, directory: directory.to_owned() };
+            Ok(spawn_first(spec, cgroup, backend, Some(inside), stdio, group))
         });
         maker.join()
     });
     let outcome = outcome.map_err(|_| StartError::setup("mount namespace", "the thread panicked"))?;
     match outcome {
         Ok(spawned) => spawned,
+        // Without GPUs there is no limit that another backend could enforce.
+        Err((why, stdio)) if why.is_forbidden() && spec.slices.is_empty() => {
+            spawn_first(spec, cgroup, Backend::None, None, stdio, group)
+        }
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
             let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
-            spawn_first(spec, cgroup, backend, stdio, group)
+            spawn_first(spec, cgroup, backend, None, stdio, group)
         }
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
     }
@@ -121,36 +124,45 @@ struct FirstProcess {
     pid: u32,
     reports: Reports,
     backend: Backend,
+    is_apart: bool,
 }
 
 fn spawn_first(
     spec: &TaskSpec,
     cgroup: Option<&Cgroup>,
     backend: Backend,
+    inside: Option<Inside>,
     stdio: Stdio3,
     group: Group,
 ) -> Result<FirstProcess, StartError> {
     let setup = |what: &'static str| move |why: io::Error| StartError::setup(what, why);
-    let is_apart = !matches!(backend, Backend::Preload { .. });
+    let is_apart = inside.is_some();
     let (reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
-    let orders = Orders::new(&theirs, cgroup, is_apart, spec.confinement.privileges);
+    let is_last = spec.confinement.privileges == Privileges::NoNew;
+    let orders = Orders::new(&theirs, cgroup, inside, is_last);
     let command = orders.command(&spec.argv).map_err(setup("first process"))?;
-    let first = execute(command, spec, &backend, stdio, group)?.map_err(setup("start the first process"))?;
-    Ok(FirstProcess { pid: first.id(), reports, backend })
+    let surroundings = Surroundings { backend: &backend, enters: !is_apart };
+    let first = execute(command, spec, surroundings, stdio, group)?;
+    let first = first.map_err(setup("start the first process"))?;
+    Ok(FirstProcess { pid: first.id(), reports, backend, is_apart })
 }
 
 impl FirstProcess {
     /// Waits until it has started the task.
-    fn started(mut self, spec: &TaskSpec, cgroup: Option<Cgroup>) -> Result<Spawned, StartError> {
+    fn started(
+        mut self,
+        spec: &TaskSpec,
+        directory: &Path,
+        cgroup: Option<Cgroup>,
+    ) -> Result<Spawned, StartError> {
         let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let root = or_nobody(self.pid);
-        if let Err(error) = self.reports.started(&program.unwrap_or_default()) {
+        if let Err(error) = self.reports.started(&program.unwrap_or_default(), directory) {
             let _ = nix::sys::wait::waitpid(pid_of(&root), None);
             return Err(error);
         }
         let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
-        let is_apart = !matches!(self.backend, Backend::Preload { .. });
-        let usage = is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
+        let usage = self.is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
         let scope = Scope { cgroup, ..Scope::below(root, leader, usage) };
         Ok(Spawned { scope, backend: self.backend, reports: Some(self.reports) })
     }
@@ -161,11 +173,18 @@ fn or_nobody(pid: u32) -> Holder {
     holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
 }
 
+/// What a command finds besides its spec.
+struct Surroundings<'a> {
+    backend: &'a Backend,
+    /// It starts in the task's working directory; otherwise it enters it by itself.
+    enters: bool,
+}
+
 /// Gives the command the task's surroundings and starts it.
 fn execute(
     mut command: Command,
     spec: &TaskSpec,
-    backend: &Backend,
+    Surroundings { backend, enters }: Surroundings<'_>,
     stdio: Stdio3,
     group: Group,
 ) -> Result<io::Result<Child>, StartError> {
@@ -176,7 +195,7 @@ fn execute(
     // The service manager's socket is the agent's.
     command.env_remove("NOTIFY_SOCKET");
     command.env_remove("CANTLE_SLICE_DIR").envs(environment::for_task(spec, backend, inherited));
-    if let Some(cwd) = &spec.cwd {
+    if let Some(cwd) = spec.cwd.as_ref().filter(|_| enters) {
         command.current_dir(cwd);
     }
     if group == Group::Own {

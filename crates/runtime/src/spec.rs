@@ -36,6 +36,9 @@ pub struct TaskSpec {
     pub cwd: Option<PathBuf>,
     /// The confinement of the task.
     pub confinement: Confinement,
+    /// It is no task but the client of a container engine, to which it brings the task.
+    #[serde(default)]
+    pub is_client: bool,
 }
 
 /// The confinement of a task to its slices.
@@ -53,7 +56,7 @@ pub struct Confinement {
     /// The accepted backends.
     #[serde(default, rename = "wish")]
     pub backend: BackendChoice,
-    /// Directories that the task finds empty: where the accounting of all tasks is.
+    /// Directories and files that the task finds empty: the accounting of all tasks, the state of server and agent, keys.
     #[serde(default)]
     pub hidden: Vec<PathBuf>,
     /// Extra privileges of the task.
@@ -117,7 +120,7 @@ pub enum BackendChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// There is no shim: a task without GPUs.
+    /// There is no shim: a task without GPUs. Its sandbox is the same.
     None,
     /// The driver's libraries are replaced in the task's own mount namespace: however they are loaded, the task gets the shim.
     MountNamespace,

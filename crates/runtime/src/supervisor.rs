@@ -2,7 +2,7 @@
 //! the agent has a supervisor process, so that the task outlives the agent and its end is recorded.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use cantle_model::Holder;
 use nix::errno::Errno;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::setsid;
+use nix::unistd::{close, setsid};
 use serde::{Deserialize, Serialize};
 
 use crate::container::{GUARD, guard_main};
@@ -95,6 +95,7 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
         [directory] => directory,
         _ => return ExitCode::from(2),
     };
+    close_inherited();
     let directory = TaskDirectory::new(Path::new(directory));
     match start(&directory) {
         Ok((scope, reports, _lock)) => {
@@ -112,6 +113,16 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
             let _ = report(&Report::failed(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What the agent has open is not the task's. (The task of a `cantle run` inherits what its caller gives it, such as `<(command)` of a shell.)
+fn close_inherited() {
+    let open = fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);
+    let numbers: Vec<i32> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| *number > 2) {
+        // The listing's own is closed already.
+        let _ = close(number);
     }
 }
 

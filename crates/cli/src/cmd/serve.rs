@@ -136,6 +136,7 @@ pub(super) fn agent_config(
     config.policy = serve.policy.policy();
     config.lib_dir = context.dirs.lib.clone();
     config.state_dir = context.dirs.state.join("agent");
+    config.secrets = context.global.secrets();
     config.program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     config.watch = serve.watchdog;
     config.privileges = serve.privileges.privileges();

@@ -158,5 +158,27 @@ pub(super) async fn bind(
         keep_audit: listen.keep_audit.0,
         ..cantle_server::ServerConfig::default()
     };
-    Ok(Server::bind(&config).await?)
+    let server = Server::bind(&config).await?;
+    // They exist now. A server that runs no tasks here serves all the same.
+    if let Err(error) = cantle_node::hide_from_tasks(&private_paths(&config)) {
+        tracing::warn!(%error, "tasks of root on this machine can see the state of this server");
+    }
+    Ok(server)
+}
+
+/// What no task on this machine may see: the state of the server, and the keys and the data that are elsewhere.
+fn private_paths(config: &cantle_server::ServerConfig) -> Vec<PathBuf> {
+    let tls = config.tls.as_ref().map(|tls| tls.key.clone());
+    let oidc = config.oidc.as_ref().and_then(|oidc| oidc.client_secret.clone());
+    let files = config.files.as_deref().filter(|files| !files.contains("://")).map(PathBuf::from);
+    let database = config.db.as_deref().filter(|db| !db.starts_with("postgres"));
+    let database = database.map(|db| db.strip_prefix("sqlite:").unwrap_or(db));
+    // SQLite keeps what is new in a file of its own for a while.
+    let database =
+        database.into_iter().flat_map(|db| ["", "-wal", "-shm"].map(|end| format!("{db}{end}").into()));
+    let elsewhere = [tls, oidc, files, config.kubernetes.as_ref().and_then(|it| it.token_file.clone())];
+    std::iter::once(config.state_dir.join("server"))
+        .chain(elsewhere.into_iter().flatten())
+        .chain(database)
+        .collect()
 }

@@ -17,6 +17,7 @@
 
 mod claim;
 mod neighbors;
+mod private;
 mod sweep;
 mod unreadable;
 
@@ -33,6 +34,7 @@ use cantle_model::{Lease, LeaseId};
 use cantle_runtime::Cgroup;
 use cantle_runtime::files::{self, Durability};
 pub use claim::{GpuClaim, agents};
+pub use private::hide_from_tasks;
 
 use crate::NodeError;
 use unreadable::Found;

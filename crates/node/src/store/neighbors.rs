@@ -50,10 +50,11 @@ impl NodeStore {
         self.dir == own_store()
     }
 
-    /// The stores of all users of this machine, this one among them.
-    pub(crate) fn all_stores(&self) -> Vec<PathBuf> {
+    /// What the tasks of this machine find empty: the stores of all users, this one among them, and the state and the keys of
+    /// servers and agents.
+    pub(crate) fn hidden_from_tasks(&self) -> Vec<PathBuf> {
         let others = stores().into_iter().map(|(_, dir)| dir).filter(|dir| *dir != self.dir);
-        std::iter::once(self.dir.clone()).chain(others).collect()
+        std::iter::once(self.dir.clone()).chain(others).chain(super::private::hidden_from_tasks()).collect()
     }
 
     /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: no
@@ -141,7 +142,7 @@ fn read_leases(dir: &Path) -> io::Result<Vec<Lease>> {
 }
 
 /// All stores, with the users that they must belong to.
-fn stores() -> Vec<(u32, PathBuf)> {
+pub(super) fn stores() -> Vec<(u32, PathBuf)> {
     let of_user = |entry: io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name();
         let uid = name.to_str()?.strip_prefix(PREFIX)?.parse().ok()?;

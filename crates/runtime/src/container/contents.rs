@@ -7,7 +7,7 @@ use bollard::models::{DeviceMapping, Mount, MountTmpfsOptions, MountType};
 
 use super::copies::DriverCopy;
 use crate::cdi::{self, DeviceNode, Edits};
-use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
+use crate::sandbox::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
 use crate::{Backend, TaskSpec, environment};
 
 /// Size and mode of the container's `/run/cantle`, which holds mount points and nothing else.

@@ -24,8 +24,8 @@ use super::contents::library_dirs;
 use super::copies::{Root, STEMS};
 use super::machine_root::MachineRoot;
 use crate::cdi::CdiHook;
-use crate::namespace::{REAL_DIR, plain_mount, read_only};
 use crate::processes::FileId;
+use crate::sandbox::{REAL_DIR, plain_mount, read_only};
 use crate::{COVER_IMAGE_COMMAND, TaskSpec};
 
 /// The hook of a slice's device; `program` is this program, at a path of the machine.

@@ -13,7 +13,7 @@ use super::admission::{Admitted, Protected};
 use super::config::{self, Extra};
 use super::contents::{device, mount_option, mounts, variables};
 use super::copies::DriverCopy;
-use crate::namespace::CANTLE_DIR;
+use crate::sandbox::CANTLE_DIR;
 use crate::{TaskSpec, cdi};
 
 /// The container of a task.
@@ -211,6 +211,7 @@ mod tests {
                 hidden: Vec::new(),
                 privileges: crate::Privileges::Own,
             },
+            is_client: false,
         }
     }
 

@@ -216,7 +216,7 @@ pub(super) fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartErr
     let slice_dir = &confinement.slice_dir;
     for (name, _) in confinement.slice_files() {
         let root = PathBuf::from(format!("/proc/{pid}/root/"));
-        let inside = root.join(crate::namespace::SLICE_DIR.trim_start_matches('/')).join(name);
+        let inside = root.join(crate::sandbox::SLICE_DIR.trim_start_matches('/')).join(name);
         let same = FileId::of(&inside) == FileId::of(&slice_dir.join(name));
         // A task that is ending, or has ended, has no root any more, and did no harm.
         if !same && FileId::of(&root).is_some() {

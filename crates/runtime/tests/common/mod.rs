@@ -111,6 +111,7 @@ impl Bench {
                 hidden: Vec::new(),
                 privileges: Privileges::Own,
             },
+            is_client: false,
         }
     }
 
