@@ -6,7 +6,7 @@
 //! end, because its threads have to wake up. Overrun is charged like any other time, so its owner skips turns for it. An idle
 //! slice is passed over. A slice that returns from a pause starts at most a bounded credit ahead of the others.
 //!
-//! * **Liveness before exclusivity.** A drain ends after the escape limit, done or not. So a kernel that waits for another
+//! * **Liveness before exclusivity.** A drain ends the escape limit after the gate was shut, done or not, with progress or without. So a kernel that waits for another
 //!   GPU or for a closed gate delays its neighbors, but never stops them. A slice whose work makes no progress for longer is
 //!   *unweightable*: meanwhile all gates are open, and the driver divides the time.
 //! * **Only caps idle the GPU.** A slice with a limit takes its time from a bucket of tokens. Weights never delay a slice
@@ -135,7 +135,7 @@ impl Arbiter {
                 let drained = self.slices.get(&from).is_none_or(|slice| {
                     !slice.is_unfinished(now_ns, &self.parameters)
                         || slice.left_ns(now_ns) < self.parameters.lead_ns
-                        || now_ns.saturating_sub(slice.progress_ns.max(slice.closed_ns)) > limit_ns
+                        || now_ns.saturating_sub(slice.closed_ns) > limit_ns
                 });
                 if drained {
                     self.grant_next();
@@ -212,7 +212,8 @@ impl Arbiter {
         }
     }
 
-    /// The time for which a slice's work may make no progress before its neighbors continue.
+    /// The time that a slice's work may take after its gate was shut before its neighbors continue. Progress does not extend it: the slice
+    /// itself says how much it makes.
     fn escape_limit_ns(&self, id: u64) -> u64 {
         let longest_ns = self.slices.get(&id).map_or(0, |slice| slice.seen.longest_ns);
         (longest_ns.saturating_mul(5) / 2).clamp(self.parameters.escape_ns, self.parameters.escape_most_ns)

@@ -23,7 +23,7 @@ pub struct Parameters {
     /// A drain ends this long before the work in flight should end: meanwhile the next slice's threads notice that it is their
     /// turn, and launch.
     pub lead_ns: u64,
-    /// A drain without progress ends after this time, or after 2.5 times the longest kernel …
+    /// A drain ends this long after the gate was shut, or after 2.5 times the longest kernel …
     pub escape_ns: u64,
     /// … and after this time in any case.
     pub escape_most_ns: u64,

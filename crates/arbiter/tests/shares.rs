@@ -124,6 +124,46 @@ fn a_persistent_kernel_stops_nobody() {
     assert!(had > 0.4, "the neighbor should have the driver's equal part, not {had:.3}");
 }
 
+/// How much of four seconds the gate of an honest slice is open, whose neighbor forges work in flight from its turn on until the honest
+/// slice has one.
+fn open_beside_a_forger(progress_ns: u64, longest_ns: u64) -> f64 {
+    const POLL_NS: u64 = 100 * US;
+    let mut arbiter = Arbiter::new(Parameters::default());
+    let share = |weight_milli| SliceShare { weight_milli, limit_milli: None };
+    let (mut honest, mut open_ns, mut forges) =
+        (Observation { waiting: true, ..Observation::default() }, 0, false);
+    for poll in 1..40_000 {
+        let confirmed_ns = poll * progress_ns;
+        let forged = Observation {
+            waiting: true,
+            attended: forges,
+            submitted_ns: confirmed_ns + if forges { 50 * MS } else { 0 },
+            confirmed_ns,
+            longest_ns,
+        };
+        let decided = arbiter.poll(poll * POLL_NS, &[(0, share(250), forged), (1, share(500), honest)]);
+        honest.confirmed_ns = honest.submitted_ns;
+        let is_open = |slice| decided.iter().any(|(id, decision)| *id == slice && decision.open);
+        forges = is_open(0) || forges && !is_open(1);
+        if is_open(1) {
+            open_ns += POLL_NS;
+            honest.submitted_ns += POLL_NS;
+        }
+    }
+    open_ns as f64 / (40_000 * POLL_NS) as f64
+}
+
+#[test]
+fn forged_progress_starves_nobody() {
+    for longest_ns in [0, 20 * US, u64::MAX] {
+        for progress_ns in [1, 20, 20 * US] {
+            let open = open_beside_a_forger(progress_ns, longest_ns);
+            println!("progress of {progress_ns} ns a poll, longest {longest_ns}: open {open:.3}");
+            assert!(open > 0.6, "two thirds are its share, and its gate was open for {open:.3} of the time");
+        }
+    }
+}
+
 proptest! {
     /// With any observations: the arbiter neither panics nor stops, and without an unweightable slice at most one gate is
     /// open.
