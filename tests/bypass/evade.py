@@ -7,6 +7,7 @@ until its input ends.
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -149,6 +150,17 @@ def bursts():
     os._exit(0)
 
 
+def copies():
+    """Four drivers in one process, each with a quarter: none has more than the slice."""
+    keep = []
+    for number in range(4):
+        own = shutil.copy(copy, f"{copy}.{number}")
+        keep.append(take(own, wanted // 4))
+    say(granted=wanted)
+    time.sleep(300)
+    os._exit(0)
+
+
 def memfd():
     global copy
     with open(copy, "rb") as library:
@@ -225,6 +237,7 @@ def watched():
 STEPS = {
     "when_told": [when_told],
     "watched_when_told": [watched, when_told],
+    "copies": [copies],
     "memfd": [memfd],
     "chroot": [jail],
     "deep": [deep],

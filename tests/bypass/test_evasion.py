@@ -90,6 +90,7 @@ def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
 WITHIN_S, WITHIN_S_IF_LATE, LOOK_S = 5, 120, 0.02
 
 WAYS = {
+    "copies": "ended",
     "memfd": "ended",
     "chroot": "ended",
     "deep": "ended",
