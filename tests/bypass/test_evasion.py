@@ -113,6 +113,7 @@ WAYS = {
     "trace": "prevented",
     "other_cgroup_deep_chroot": "ended",
     "umount_deep": "ended",
+    "lease": "prevented",
     "into_group": "prevented",
     "into_group_accomplice": "prevented",
 }

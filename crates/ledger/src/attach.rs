@@ -67,7 +67,7 @@ impl Ledger {
     }
 
     fn map(dir: &CStr, usage_path: Path, usage: &Fd) -> Result<Self, OpenError> {
-        let limits = map::limits(Path::join(dir, c"limits")?.as_c_str(), false)?;
+        let limits = map::limits(Path::join(dir, c"limits")?.as_c_str())?;
         Ok(Self { limits, usage: map::usage(usage)?, usage_path })
     }
 

@@ -48,6 +48,10 @@ pub(crate) struct LimitsRegion {
 }
 
 impl LimitsRegion {
+    pub(crate) const fn is_ours(&self) -> bool {
+        self.magic == LIMITS_MAGIC && self.version == VERSION && self.gpu_count as usize <= MAX_GPUS
+    }
+
     pub(crate) fn gpus(&self) -> &[GpuEntry] {
         self.gpus.get(..self.gpu_count as usize).unwrap_or(&[])
     }

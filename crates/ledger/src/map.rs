@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, Region, UsageRegion, VERSION};
+use crate::layout::{LimitsRegion, Region, UsageRegion};
 
 /// Why a slice's files can't be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +46,19 @@ pub(crate) fn errno() -> c_int {
 pub(crate) struct Fd(pub(crate) c_int);
 
 impl Fd {
+    /// Never waits: a process of the task can hold a lease (`F_SETLEASE`) on a file of its slice, and without `O_NONBLOCK` an open would
+    /// wait for it as long as `/proc/sys/fs/lease-break-time` says.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Self, OpenError> {
         // By number, as all calls here: the C library's functions are cancellation points, and a thread that was asked to end
         // must not do so in the middle of ours.
         // SAFETY: `path` is NUL-terminated and outlives the call; without O_CREAT the kernel reads no mode.
         let fd = unsafe {
-            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC)
+            libc::syscall(
+                libc::SYS_openat,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                flags | libc::O_CLOEXEC | libc::O_NONBLOCK,
+            )
         };
         c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Self).ok_or_else(|| OpenError::Io(errno()))
     }
@@ -79,11 +86,13 @@ impl Fd {
         true
     }
 
-    /// Writes all of `bytes` at `offset`, as far as the file lets it.
+    /// Writes all of `bytes` at `offset`; the error is `errno`.
     #[cfg(feature = "std")]
-    pub(crate) fn write_at(&self, bytes: &[u8], offset: usize) {
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: usize) -> Result<(), c_int> {
         // SAFETY: the kernel reads at most `bytes.len()` bytes of `bytes`, which is borrowed for the call.
-        unsafe { libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), offset) };
+        let length =
+            unsafe { libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), offset) };
+        if usize::try_from(length) == Ok(bytes.len()) { Ok(()) } else { Err(errno()) }
     }
 
     /// `fcntl` with a lock; false if it fails.
@@ -171,13 +180,9 @@ impl<T: Region> Drop for Mapping<T> {
     }
 }
 
-pub(crate) fn limits(path: &CStr, writable: bool) -> Result<Mapping<LimitsRegion>, OpenError> {
-    let fd = Fd::open(path, if writable { libc::O_RDWR } else { libc::O_RDONLY })?;
-    let limits = Mapping::<LimitsRegion>::new(&fd, writable)?;
-    if limits.magic != LIMITS_MAGIC || limits.version != VERSION || limits.gpu_count as usize > MAX_GPUS {
-        return Err(OpenError::Unknown);
-    }
-    Ok(limits)
+pub(crate) fn limits(path: &CStr) -> Result<Mapping<LimitsRegion>, OpenError> {
+    let limits = Mapping::<LimitsRegion>::new(&Fd::open(path, libc::O_RDONLY)?, false)?;
+    if limits.is_ours() { Ok(limits) } else { Err(OpenError::Unknown) }
 }
 
 pub(crate) fn usage(fd: &Fd) -> Result<Mapping<UsageRegion>, OpenError> {

@@ -1,5 +1,6 @@
-//! The slice as the agent observes it from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing
-//! here maps that file: it is copied, and every field of the copy is checked. The agent writes only `limits`.
+//! The slice as the agent observes it from outside. The tenant may write, empty or shorten `usage` at any moment, and an accomplice of
+//! the tenant `limits` too, so nothing here maps a file: both are copied, and every field of a copy is checked. The agent writes only
+//! `limits`.
 
 use std::borrow::ToOwned as _;
 use std::boxed::Box;
@@ -11,16 +12,16 @@ use std::string::String;
 use std::vec::Vec;
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
 use crate::attach::is_any_locked;
 use crate::host::{HostError, LIMITS_FILE, USAGE_FILE};
 use crate::layout::{
-    GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, RegionGpu, Slot, UsageRegion,
-    Uuid, owner_pid,
+    GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, Region, RegionGpu, Slot,
+    UsageRegion, Uuid, owner_pid,
 };
-use crate::map::{self, Fd, Mapping, OpenError};
+use crate::map::{Fd, OpenError};
 use crate::proc_stat::{self, Life};
 use crate::protocol;
 
@@ -70,7 +71,8 @@ pub struct SliceUse {
 /// A slice's files as the agent (or `cantle limits`) holds them. Takes no slot.
 #[derive(Debug)]
 pub struct Observer {
-    limits: Mapping<LimitsRegion>,
+    /// Open for writing where this process may write it: as long as it is, the tenant gets no lease on the file.
+    limits: Fd,
     usage: Fd,
     dir: PathBuf,
     refusals_read: u64,
@@ -83,11 +85,14 @@ impl Observer {
     /// [`HostError::Open`] if one is missing, or `limits` is not ours.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let open = || {
-            let limits = map::limits(&c_path(&dir.join(LIMITS_FILE))?, false)?;
+            let path = c_path(&dir.join(LIMITS_FILE))?;
+            let limits = Fd::open(&path, libc::O_RDWR).or_else(|_| Fd::open(&path, libc::O_RDONLY))?;
             Ok((limits, Fd::open(&c_path(&dir.join(USAGE_FILE))?, libc::O_RDONLY)?))
         };
         let (limits, usage) = open().map_err(|error| HostError::Open(dir.to_owned(), error))?;
-        Ok(Self { limits, usage, dir: dir.to_owned(), refusals_read: 0 })
+        let observer = Self { limits, usage, dir: dir.to_owned(), refusals_read: 0 };
+        observer.limits()?;
+        Ok(observer)
     }
 
     /// True if any process holds a slot. The kernel's locks determine it, not the contents of the file.
@@ -102,10 +107,11 @@ impl Observer {
     /// # Errors
     /// [`HostError::Open`] if the tenant has damaged `usage`.
     pub fn snapshot(&self) -> Result<SliceUse, HostError> {
-        let usage = self.copy(Wanted::Slots)?;
+        let (limits, usage) = (self.limits()?, self.copy(Wanted::Slots)?);
+        let count = limits.gpus().len();
         let processes: Vec<ProcessUse> =
-            (0..usage.touched()).filter_map(|number| self.process(&usage, number)).collect();
-        let gpus = self.gpus().iter().enumerate().map(|(index, gpu)| {
+            (0..usage.touched()).filter_map(|number| self.process(&usage, number, count)).collect();
+        let gpus = limits.gpus().iter().enumerate().map(|(index, gpu)| {
             let sum =
                 usage.totals.get(index).map_or(0, |total| protocol::used(total.word.load(Ordering::Relaxed)));
             let dead = processes.iter().filter(|process| !process.alive);
@@ -117,10 +123,10 @@ impl Observer {
                 hidden_bytes: u64::from(gpu.hidden_granules()) * GRANULE_BYTES,
             }
         });
-        Ok(SliceUse { lease: self.lease(), gpus: gpus.collect(), processes })
+        Ok(SliceUse { lease: lease(&limits), gpus: gpus.collect(), processes })
     }
 
-    fn process(&self, usage: &UsageRegion, number: u32) -> Option<ProcessUse> {
+    fn process(&self, usage: &UsageRegion, number: u32, gpus: usize) -> Option<ProcessUse> {
         let slot = usage.slot(number)?;
         let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
         let held = |gpu| {
@@ -130,7 +136,7 @@ impl Observer {
         (pid != 0).then(|| ProcessUse {
             pid,
             alive: self.is_alive(slot, number),
-            held_bytes: (0..self.gpus().len()).map(held).collect(),
+            held_bytes: (0..gpus).map(held).collect(),
         })
     }
 
@@ -146,39 +152,38 @@ impl Observer {
     fn copy(&self, wanted: Wanted) -> Result<Box<UsageRegion>, HostError> {
         // SAFETY: `UsageRegion: Region`, so zero bytes are a valid value.
         let mut copy = unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
-        self.fill(&mut copy, 0, offset_of!(UsageRegion, slots))?;
+        self.fill(&self.usage, &mut *copy, 0, offset_of!(UsageRegion, slots))?;
         if !copy.is_ours() {
             return Err(self.damaged(OpenError::Unknown));
         }
         if wanted == Wanted::Slots {
             let length = copy.touched() as usize * size_of::<Slot>();
-            self.fill(&mut copy, offset_of!(UsageRegion, slots), length)?;
+            self.fill(&self.usage, &mut *copy, offset_of!(UsageRegion, slots), length)?;
         }
         Ok(copy)
     }
 
-    fn fill(&self, copy: &mut UsageRegion, at: usize, length: usize) -> Result<(), HostError> {
+    /// A copy of `limits`.
+    fn limits(&self) -> Result<Box<LimitsRegion>, HostError> {
+        // SAFETY: `LimitsRegion: Region`, so zero bytes are a valid value.
+        let mut copy = unsafe { Box::<LimitsRegion>::new_zeroed().assume_init() };
+        self.fill(&self.limits, &mut *copy, 0, size_of::<LimitsRegion>())?;
+        if copy.is_ours() { Ok(copy) } else { Err(self.damaged(OpenError::Unknown)) }
+    }
+
+    /// `copy` must have been allocated as zeros and not moved since: so its padding is initialized, too.
+    fn fill<T: Region>(&self, file: &Fd, copy: &mut T, at: usize, length: usize) -> Result<(), HostError> {
         // SAFETY: the bytes of one region, borrowed exclusively as long as the slice exists. All of them are initialized, padding
-        // too, because `copy` allocates them as zeros and never moves the region. Any bytes written are a valid `Region`.
+        // too, because both callers allocate them as zeros and never move the region. Any bytes written are a valid `Region`.
         let bytes = unsafe {
-            core::slice::from_raw_parts_mut(core::ptr::from_mut(copy).cast::<u8>(), size_of::<UsageRegion>())
+            core::slice::from_raw_parts_mut(core::ptr::from_mut(copy).cast::<u8>(), size_of::<T>())
         };
         let part = bytes.get_mut(at..at + length).unwrap_or_default();
-        if self.usage.read_exact_at(part, at) { Ok(()) } else { Err(self.damaged(OpenError::Truncated)) }
+        if file.read_exact_at(part, at) { Ok(()) } else { Err(self.damaged(OpenError::Truncated)) }
     }
 
     fn damaged(&self, error: OpenError) -> HostError {
         HostError::Open(self.dir.clone(), error)
-    }
-
-    fn gpus(&self) -> &[GpuEntry] {
-        self.limits.gpus()
-    }
-
-    fn lease(&self) -> String {
-        let bytes = &self.limits.lease;
-        let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(LEASE_BYTES);
-        String::from_utf8_lossy(&bytes[..length]).into_owned()
     }
 
     /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing, which
@@ -196,7 +201,7 @@ impl Observer {
     /// # Errors
     /// [`HostError`] if the slice has no such GPU or `limits` can't be written.
     pub fn set_limit(&self, uuid: &Uuid, limit_bytes: u64) -> Result<(), HostError> {
-        self.set(uuid, |gpu| &gpu.limit_bytes, limit_bytes)
+        self.set(uuid, offset_of!(GpuEntry, limit_bytes), limit_bytes)
     }
 
     /// Notes what the slice uses on one GPU beyond what its processes have counted. That much less is left for allocations.
@@ -204,18 +209,25 @@ impl Observer {
     /// # Errors
     /// As [`Observer::set_limit`].
     pub fn set_hidden(&self, uuid: &Uuid, hidden_bytes: u64) -> Result<(), HostError> {
-        self.set(uuid, |gpu| &gpu.hidden_bytes, hidden_bytes)
+        self.set(uuid, offset_of!(GpuEntry, hidden_bytes), hidden_bytes)
     }
 
-    fn set(&self, uuid: &Uuid, field: fn(&GpuEntry) -> &AtomicU64, bytes: u64) -> Result<(), HostError> {
-        let index = self.gpus().iter().position(|gpu| gpu.uuid() == uuid);
+    /// Not through a mapping, which an accomplice could cut short under us. The kernels and processors that we know copy eight aligned
+    /// bytes in one step.
+    fn set(&self, uuid: &Uuid, field: usize, bytes: u64) -> Result<(), HostError> {
+        let limits = self.limits()?;
+        let index = limits.gpus().iter().position(|gpu| gpu.uuid() == uuid);
         let index = index.ok_or_else(|| HostError::UnknownGpu(format!("{uuid:02x?}")))?;
-        let path = self.dir.join(LIMITS_FILE);
-        let region = c_path(&path).and_then(|path| map::limits(&path, true));
-        let region = region.map_err(|error| HostError::Open(path.clone(), error))?;
-        field(&region.gpus[index]).store(bytes, Ordering::Release);
-        Ok(())
+        let at = offset_of!(LimitsRegion, gpus) + index * size_of::<GpuEntry>() + field;
+        let written = self.limits.write_at(&bytes.to_ne_bytes(), at);
+        written.map_err(|errno| HostError::Open(self.dir.join(LIMITS_FILE), OpenError::Io(errno)))
     }
+}
+
+fn lease(limits: &LimitsRegion) -> String {
+    let bytes = &limits.lease;
+    let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(LEASE_BYTES);
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -207,3 +207,42 @@ proptest! {
         hostile_tenant::live(&steps);
     }
 }
+
+/// A lease of this process on a file, by a descriptor that stays open.
+fn lease_on(path: &Path) -> std::io::Result<fs::File> {
+    let file = fs::File::open(path)?;
+    // SAFETY: no pointers. The break of a lease sends SIGIO, which would end the test.
+    let status = unsafe {
+        libc::signal(libc::SIGIO, libc::SIG_IGN);
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_SETLEASE, libc::F_RDLCK)
+    };
+    if status == 0 { Ok(file) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn a_file_lease_delays_nobody() {
+    let slice = Slice::new();
+    let limits = slice.dir.path().join("limits");
+    {
+        // Whoever has the slice open for writing keeps the leases away.
+        let agent = slice.observer();
+        assert_eq!(lease_on(&limits).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        agent.set_hidden(&GPU, GRANULE_BYTES).unwrap();
+    }
+    let _lease = lease_on(&limits).unwrap();
+    let mut control = OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(control.write(true), libc::O_NONBLOCK);
+    assert_eq!(control.open(&limits).unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "the lease counts");
+    let agent = slice.observer();
+    assert_eq!(agent.snapshot().unwrap().gpus[0].hidden_bytes, GRANULE_BYTES);
+    assert!(agent.set_hidden(&GPU, 0).is_err(), "one that waits until the lease ends can write");
+}
+
+#[test]
+fn limits_that_an_accomplice_cuts_short_end_no_agent() {
+    let slice = Slice::new();
+    let agent = slice.observer();
+    spoil("truncated", &slice.dir.path().join("limits"));
+    assert!(matches!(agent.snapshot(), Err(HostError::Open(_, OpenError::Truncated))));
+    assert!(agent.set_hidden(&GPU, 0).is_err() && !agent.is_in_use());
+}

@@ -44,9 +44,12 @@ pub fn start_attached(spec: &TaskSpec) -> Result<RunningTask, StartError> {
     let spawned = spawn(spec, Stdio3::Inherit, group)?;
     let scope = spawned.scope;
     let (sender, ended) = oneshot::channel();
-    let (waiting, reports) = (scope.clone(), spawned.reports);
+    let (waiting, reports, accounting) = (scope.clone(), spawned.reports, spawned.accounting);
     // A thread of its own, not the async runtime's pool: that one would have to end before the runtime can.
-    thread::spawn(move || sender.send(supervisor::wait_for_all(&waiting, reports)));
+    thread::spawn(move || {
+        let _accounting = accounting;
+        sender.send(supervisor::wait_for_all(&waiting, reports))
+    });
     let task = Attached { scope, backend: spawned.backend, ended, exit: None, signals };
     Ok(RunningTask { kind: Kind::Attached(task) })
 }

@@ -1,25 +1,28 @@
 //! Starts the confined first process of a task from its spec.
 
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use cantle_model::Holder;
+use nix::fcntl::OFlag;
 
 use crate::cgroup::Cgroup;
 use crate::first::{Orders, Reports};
 use crate::processes::{FileId, Scope, child_of, pid_of};
 use crate::sandbox::{self, Inside};
-use crate::{Backend, BackendChoice, Privileges, StartError, TaskSpec, environment, holder_of};
+use crate::{Backend, BackendChoice, Confinement, Privileges, StartError, TaskSpec, environment, holder_of};
 
 /// The task's stdin, stdout and stderr.
 pub(crate) enum Stdio3 {
     /// Those of this process.
     Inherit,
     /// Nothing in, one file for both outputs.
-    Log(std::fs::File),
+    Log(File),
 }
 
 /// Whether the task shares the process group of this process.
@@ -36,6 +39,27 @@ pub(crate) struct Spawned {
     pub(crate) backend: Backend,
     /// The report of the task's first process; none for the client of an engine.
     pub(crate) reports: Option<Reports>,
+    /// To be kept as long as the task lives.
+    pub(crate) accounting: Accounting,
+}
+
+/// The files of a slice's accounting, open for writing: as long as they are, the kernel gives no process of the task a lease on them
+/// (`F_SETLEASE`), which would delay everybody else who opens them.
+pub(crate) struct Accounting {
+    _files: Vec<File>,
+}
+
+impl Accounting {
+    /// Those that are there; a task without GPUs has none.
+    fn open(confinement: &Confinement) -> Self {
+        let files = confinement.slice_files().into_iter();
+        let open = |name| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).custom_flags(OFlag::O_NONBLOCK.bits());
+            options.open(confinement.slice_dir.join(name)).ok()
+        };
+        Self { _files: files.filter_map(|(name, _)| open(name)).collect() }
+    }
 }
 
 /// Starts the task's first process behind the strongest backend that is possible and allowed.
@@ -47,6 +71,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     if spec.is_client {
         return spawn_client(spec, stdio, group);
     }
+    let accounting = Accounting::open(&spec.confinement);
     // This thread sees the machine. In the task's namespaces the groups do not exist, and `/proc` has other pids.
     let cgroup = Cgroup::make(&spec.lease.0);
     let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
@@ -55,7 +80,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     } else {
         spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
     };
-    let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone()));
+    let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone(), accounting));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
         cgroup.remove();
     }
@@ -76,7 +101,8 @@ fn spawn_client(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned,
     let own = std::process::id();
     let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
     let scope = Scope::below(root, or_nobody(child.id()), None);
-    Ok(Spawned { scope, backend: Backend::None, reports: None })
+    let accounting = Accounting { _files: Vec::new() };
+    Ok(Spawned { scope, backend: Backend::None, reports: None, accounting })
 }
 
 /// A thread enters the task's namespaces, makes the child there, and ends. No other process stays in between, and a failure
@@ -154,6 +180,7 @@ impl FirstProcess {
         spec: &TaskSpec,
         directory: &Path,
         cgroup: Option<Cgroup>,
+        accounting: Accounting,
     ) -> Result<Spawned, StartError> {
         let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let root = or_nobody(self.pid);
@@ -164,7 +191,7 @@ impl FirstProcess {
         let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
         let usage = self.is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
         let scope = Scope { cgroup, ..Scope::below(root, leader, usage) };
-        Ok(Spawned { scope, backend: self.backend, reports: Some(self.reports) })
+        Ok(Spawned { scope, backend: self.backend, reports: Some(self.reports), accounting })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::container::{GUARD, guard_main};
 use crate::fence;
 use crate::first::{FIRST, Reports, first_main};
 use crate::processes::{Scope, pid_of};
-use crate::spawn::{Group, Stdio3, spawn};
+use crate::spawn::{Accounting, Group, Stdio3, spawn};
 use crate::task_directory::TaskState;
 use crate::{Exit, StartError, TaskDirectory};
 
@@ -98,7 +98,7 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
     close_inherited();
     let directory = TaskDirectory::new(Path::new(directory));
     match start(&directory) {
-        Ok((scope, reports, _lock)) => {
+        Ok(Supervised { scope, reports, _accounting, _lock }) => {
             let (guarded, of) = (directory.clone(), scope.clone());
             // Ends with this process.
             std::thread::spawn(move || fence::guard(&guarded, &of));
@@ -126,7 +126,15 @@ fn close_inherited() {
     }
 }
 
-fn start(directory: &TaskDirectory) -> Result<(Scope, Option<Reports>, File), StartError> {
+/// A started task, and what its supervisor holds until its end.
+struct Supervised {
+    scope: Scope,
+    reports: Option<Reports>,
+    _accounting: Accounting,
+    _lock: File,
+}
+
+fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
     let lock = directory.try_lock().map_err(|why| StartError::setup("lock", why))?;
     let lock = lock.ok_or_else(|| StartError::setup("lock", "the task has a supervisor already"))?;
     let spec = directory.read_spec().map_err(|why| StartError::setup("read", why))?;
@@ -141,7 +149,7 @@ fn start(directory: &TaskDirectory) -> Result<(Scope, Option<Reports>, File), St
     directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
     // The agent may have been killed meanwhile. The task runs nevertheless, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
-    Ok((scope, spawned.reports, lock))
+    Ok(Supervised { scope, reports: spawned.reports, _accounting: spawned.accounting, _lock: lock })
 }
 
 /// One line to the agent, which waits for it.

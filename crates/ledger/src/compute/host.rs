@@ -210,8 +210,9 @@ impl LaunchWatch {
             let zeros = vec![0_u8; size_of::<ProcessBlock>()];
             // The owner last: from then on the block belongs to another process.
             let (owner, rest) = zeros.split_at(offset_of!(ProcessBlock, threads_touched));
-            self.launches.write_at(rest, block_at(number) + owner.len());
-            self.launches.write_at(owner, block_at(number));
+            // A file that takes nothing, because it fills its disk, keeps the block of a dead process.
+            let _ = self.launches.write_at(rest, block_at(number) + owner.len());
+            let _ = self.launches.write_at(owner, block_at(number));
         }
     }
 
