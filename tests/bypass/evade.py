@@ -216,6 +216,15 @@ def lease():
         fcntl.fcntl(os.open(f"/run/cantle/slice/{name}", os.O_RDONLY), fcntl.F_SETLEASE, F_RDLCK)
 
 
+def grow():
+    """Fills the node's memory through its own accounting."""
+    usage = os.open("/run/cantle/slice/usage", os.O_WRONLY)
+    say(granted=0)
+    for _ in range(3000):
+        os.pwrite(usage, bytes(1 << 20), 8 << 20)
+        time.sleep(0.02)
+
+
 def umount_all():
     for line in reversed(open("/proc/self/mountinfo").readlines()):
         LIBC.umount2(line.split()[4].encode(), 2)
@@ -269,6 +278,7 @@ STEPS = {
     "umount_deep": [umount_all, deep],
     "into_group": [into_group],
     "lease": [lease],
+    "grow": [grow],
 }
 
 try:

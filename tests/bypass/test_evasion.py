@@ -183,6 +183,13 @@ def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
     assert_ended_in_time(running, machine)
 
 
+def test_who_fills_the_memory_of_the_node_is_ended(machine, neighbor, copy):
+    running = machine.start([sys.executable, HERE / "evade.py", "grow", copy, 0])
+    assert running.record() == {"granted": 0}
+    assert running.child.wait(timeout=120) == 137
+    assert "fills the memory of the node" in running.child.stderr.read()
+
+
 @pytest.mark.clock
 def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, neighbor):
     """Its `cantle run` is killed from outside; the neighbor's sees to it."""

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::string::String;
 use std::vec;
 use std::vec::Vec;
 use std::{format, io};
 
+use crate::compute::LAUNCHES_FILE;
 use crate::layout::{
     LEASE_BYTES, LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, Uuid, VERSION,
 };
@@ -94,6 +95,23 @@ pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(),
         let _ = fs::remove_file(&temporary);
         HostError::Io(path, error)
     })
+}
+
+/// Cuts the files that a slice's processes may write back to their layouts; returns how long the longest one was. Only a program that wants to
+/// fill the node's memory makes them longer.
+#[must_use]
+pub fn cut_back(dir: &Path) -> Option<u64> {
+    let files = [(USAGE_FILE, size_of::<UsageRegion>()), (LAUNCHES_FILE, crate::compute::LAUNCHES_BYTES)];
+    let grown = files.into_iter().filter_map(|(name, bytes)| {
+        let (path, bytes) = (dir.join(name), bytes as u64);
+        let length = fs::metadata(&path).ok().map(|file| file.len()).filter(|length| *length > bytes)?;
+        let mut options = fs::OpenOptions::new();
+        let file = options.write(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        // Where it fails, the next look tries again.
+        let _ = file.and_then(|file| file.set_len(bytes));
+        Some(length)
+    });
+    grown.max()
 }
 
 fn limits(lease: &str, gpus: &[GpuLimit]) -> Result<Vec<u8>, HostError> {

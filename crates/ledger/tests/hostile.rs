@@ -246,3 +246,15 @@ fn limits_that_an_accomplice_cuts_short_end_no_agent() {
     assert!(matches!(agent.snapshot(), Err(HostError::Open(_, OpenError::Truncated))));
     assert!(agent.set_hidden(&GPU, 0).is_err() && !agent.is_in_use());
 }
+
+#[test]
+fn a_file_that_grows_is_cut_back() {
+    let slice = Slice::new();
+    let length = fs::metadata(slice.usage()).unwrap().len();
+    assert_eq!(host::cut_back(slice.dir.path()), None);
+    let file = OpenOptions::new().write(true).open(slice.usage()).unwrap();
+    file.write_all_at(&[1; 4096], length + (1 << 20)).unwrap();
+    assert_eq!(host::cut_back(slice.dir.path()), Some(length + (1 << 20) + 4096));
+    assert_eq!(fs::metadata(slice.usage()).unwrap().len(), length);
+    assert!(slice.observer().snapshot().is_ok(), "its accounting is as it was");
+}

@@ -33,7 +33,7 @@ use crate::store::NodeStore;
 use leases::Remembered;
 pub use over::LOOK_INTERVAL;
 use over::Overs;
-use region::{Region, charge};
+use region::{Region, charge, overgrown};
 
 /// Descriptors that a scan needs at a time, and some to spare for the driver.
 const RESERVED_FILES: usize = 16;
@@ -155,6 +155,7 @@ impl Watchdog {
             let used = everybody.held.get(&lease.id);
             let wrong =
                 check(lease, region, used.unwrap_or(&nothing), gpus, &crowded, &self.unattributed_bytes);
+            let wrong = wrong.or_else(|| overgrown(&node.slice_dir(&lease.id)));
             let finding = wrong.and_then(|wrong| self.overs.found(&lease.id, wrong, stands_for, now));
             match finding {
                 Some(finding) if ours(&lease.id) => findings.push((lease.id.clone(), finding)),

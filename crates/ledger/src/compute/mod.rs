@@ -19,4 +19,7 @@ pub use host::{
 };
 pub(crate) use layout::VERSION;
 pub use layout::{MAX_THREADS, ThreadSlot};
+/// The length of [`LAUNCHES_FILE`].
+#[cfg(feature = "std")]
+pub(crate) const LAUNCHES_BYTES: usize = size_of::<layout::LaunchesRegion>();
 pub use tenant::{GATE_STALE_NS, GatePage};

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use cantle_ledger::GRANULE_BYTES;
-use cantle_ledger::host::{GpuUse, Observer};
+use cantle_ledger::host::{GpuUse, Observer, cut_back};
+use cantle_model::Bytes;
 
 /// The count of the shim, and its count before the driver was asked. A region that its tenant has damaged counts
 /// nothing.
@@ -18,6 +19,15 @@ impl Region {
         let snapshot = observer.as_ref().and_then(|region| region.snapshot().ok());
         Self { before: snapshot.map(|snapshot| snapshot.gpus).unwrap_or_default(), observer }
     }
+}
+
+/// What a task does that only fills the memory of its node. What it has taken is given back.
+pub(super) fn overgrown(dir: &Path) -> Option<String> {
+    let length = cut_back(dir)?;
+    Some(format!(
+        "it has made a file of its slice's accounting {} long, which fills the memory of the node",
+        Bytes(length)
+    ))
 }
 
 /// Notes what the driver shows beyond what the shim has counted.
