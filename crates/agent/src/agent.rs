@@ -160,6 +160,8 @@ impl Agent {
                 }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
                 () = self.doorbell.rung() => {}
+                // More output of a task that has ended; what else there is to do comes in between.
+                () = std::future::ready(()), if self.reporter.is_behind() && self.backoff.is_due() => {}
                 _ = poll.tick() => {}
             }
             if let Some(library) = self.env.launcher.replaced_library() {
@@ -211,7 +213,7 @@ impl Agent {
         let has_ended = dir.outcome()?.is_some();
         // The server repeats its request; the task may be in its abort callback.
         let stop = dir.stop()?.filter(|stop| !stop.is_told());
-        let entry = Entry { dir, job, stop };
+        let entry = Entry::new(dir, job, stop);
         if has_ended {
             self.reporter.take(entry);
         } else if let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) {
@@ -374,7 +376,12 @@ impl Agent {
 
     /// The last reports: results, tasks that were not started after all, and that this agent is gone.
     async fn say_goodbye(&mut self) -> Result<(), WireError> {
-        self.reporter.deliver(&self.env).await?;
+        loop {
+            self.reporter.deliver(&self.env).await?;
+            if !self.reporter.is_behind() {
+                break;
+            }
+        }
         for lease in self.claims.claimed() {
             let handover = self.claims.give_up(&self.env, &lease).await?;
             self.start(handover);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry as Slot, OccupiedEntry};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cantle_clearml::{cantle, tasks};
 use cantle_model::LeaseId;
@@ -20,9 +21,26 @@ pub(crate) struct Entry {
     pub(crate) job: TaskRecord,
     /// Why it is being stopped.
     pub(crate) stop: Option<Stop>,
+    /// How much of its output the server has, as far as this agent knows.
+    sent_bytes: AtomicU64,
 }
 
 impl Entry {
+    pub(crate) fn new(dir: TaskFiles, job: TaskRecord, stop: Option<Stop>) -> Self {
+        let sent_bytes = AtomicU64::new(dir.sent_bytes());
+        Self { dir, job, stop, sent_bytes }
+    }
+
+    /// How much of its output the server has. On a full disk the file does not know, and what was sent must not be sent for ever.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_sent_bytes(&self, bytes: u64) -> Result<(), NodeError> {
+        self.sent_bytes.store(bytes, Ordering::Relaxed);
+        self.dir.set_sent_bytes(bytes)
+    }
+
     /// Writes down what will be run. This comes before the report to the server that the task runs: a job without a command
     /// counts as one that the server never heard of.
     pub(crate) fn write_command(

@@ -217,6 +217,18 @@ mod tests {
     }
 
     #[test]
+    fn output_that_was_sent_is_not_sent_again_where_nothing_can_be_written() {
+        let root = tempfile::tempdir().unwrap();
+        let record = record("a");
+        let dir = TaskFiles::create(root.path(), &record).unwrap();
+        // A stand-in for a full disk.
+        fs::create_dir(dir.task_directory().owner_file(SENT)).unwrap();
+        let entry = crate::entry::Entry::new(dir, record, None);
+        assert!(entry.set_sent_bytes(70_000).is_err());
+        assert_eq!(entry.sent_bytes(), 70_000);
+    }
+
+    #[test]
     fn a_damaged_file_is_an_error_that_names_it() {
         let root = tempfile::tempdir().unwrap();
         let dir = TaskFiles::create(root.path(), &record("a")).unwrap();

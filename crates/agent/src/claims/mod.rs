@@ -183,7 +183,7 @@ fn reserve(
         command: None,
     };
     let dir = TaskFiles::create(&env.jobs_dir, &job)?;
-    Ok(Entry { dir, job, stop: None })
+    Ok(Entry::new(dir, job, None))
 }
 
 async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), WireError> {

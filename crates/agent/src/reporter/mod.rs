@@ -34,6 +34,8 @@ const NODE_EVERY: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub(crate) struct Reporter {
     ended: Tasks<Entry>,
+    /// Not all output of the tasks that have ended is sent.
+    behind: bool,
     status_at: Option<Instant>,
     node_at: Option<Instant>,
     load: Load,
@@ -51,6 +53,11 @@ impl Reporter {
     /// Takes over a task that has an outcome.
     pub(crate) fn take(&mut self, entry: Entry) {
         self.ended.insert(entry.job.lease.clone(), entry);
+    }
+
+    /// Is there more output of tasks that have ended than was sent?
+    pub(crate) const fn is_behind(&self) -> bool {
+        self.behind
     }
 
     /// The tasks that have ended and that the server does not know of yet.

@@ -1,16 +1,21 @@
 //! Turns the end of a process into a result on the server.
 
+use std::time::Duration;
+
 use cantle_clearml::events::ReportedEvent;
 use cantle_clearml::leases::{EndFenced, LeaseRenewal, RenewLeases};
 use cantle_clearml::quotas::GiveBack;
 use cantle_clearml::{ABORTED, DONE, WireError, accept_refusal, tasks};
 use cantle_node::clock::now_ms;
+use tokio::time::Instant;
 
 use super::{Reporter, children, logs};
 use crate::entry::Entry;
 use crate::environment::Environment;
 use crate::task_record::{Outcome, Stop};
 
+/// How long the output of ended tasks may keep the agent from everything else.
+const OUTPUT_TIME: Duration = Duration::from_millis(300);
 /// ClearML's words for the end of a task that went with its agent.
 const SHUT_DOWN: &str = "user abort";
 
@@ -44,19 +49,25 @@ fn report_of(exit: &Outcome, stop: Option<&Stop>) -> Report {
 /// Sends on what these tasks print: they run, or wait for their image.
 pub(crate) async fn forward_logs(env: &Environment, busy: Vec<&Entry>) -> Result<(), WireError> {
     for entry in busy {
-        forward_log(env, entry, false).await?;
+        forward_piece(env, entry, false).await?;
     }
     Ok(())
 }
 
 impl Reporter {
-    /// Tells the server about every task that has ended; what it knows is forgotten here.
+    /// Tells the server about every task that has ended; what it knows is forgotten here. A task with more output than can be sent in
+    /// [`OUTPUT_TIME`] is told about later ([`Reporter::is_behind`]): meanwhile other tasks start, are stopped and end.
     pub(crate) async fn deliver(&mut self, env: &Environment) -> Result<(), WireError> {
+        let until = Instant::now() + OUTPUT_TIME;
+        self.behind = false;
         for lease in self.ended.leases_where(|_| true) {
             let Some(found) = self.ended.find(&lease) else { continue };
             let entry = found.get();
             if is_held(env, entry).await? {
-                forward_log(env, entry, true).await?;
+                if !forward_rest(env, entry, until).await? {
+                    self.behind = true;
+                    continue;
+                }
                 deliver_result(env, entry).await?;
             } else {
                 let task = &entry.job.task.0;
@@ -81,39 +92,45 @@ async fn is_held(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
     Ok(answer.and_then(|answer| answer.leases.first().map(|lease| lease.held)).unwrap_or(true))
 }
 
-/// One task's output from where the server has it: a piece while it runs, all of it once it has ended.
-async fn forward_log(env: &Environment, entry: &Entry, ended: bool) -> Result<(), WireError> {
-    let path = entry.dir.output_path();
-    loop {
-        let sent = entry.dir.sent_bytes();
-        let piece = match logs::next_piece(&path, sent, ended) {
-            Ok(Some(piece)) => piece,
-            Ok(None) => return Ok(()),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot read a task's output");
-                return Ok(());
-            }
-        };
-        let (task, worker) = (entry.job.task.0.as_str(), env.worker_of(&entry.job));
-        let is_cantle = !env.server.lacks::<RenewLeases>();
-        let event = |text| {
-            let event = ReportedEvent::log(task, worker, now_ms(), text);
-            if is_cantle { event.of_run(&entry.job.lease.0) } else { event }
-        };
-        let events: Vec<ReportedEvent> = piece.texts.into_iter().map(event).collect();
-        match env.server.add_batch(&events).await {
-            // The server may refuse a part (a deleted task's log); sending it again would not help.
-            Ok(_) => {}
-            Err(error) if error.is_temporary() => return Err(error),
-            Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
-        }
-        if let Err(error) = entry.dir.set_sent_bytes(piece.end_bytes) {
-            tracing::warn!(%error, "a piece of log may be sent twice");
-        }
-        if !ended {
-            return Ok(());
+/// All output of a task that has ended, as far as the time allows; true if nothing is left.
+async fn forward_rest(env: &Environment, entry: &Entry, until: Instant) -> Result<bool, WireError> {
+    // A piece of each, so that no task waits for another one's output.
+    while forward_piece(env, entry, true).await? {
+        if Instant::now() >= until {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// A piece of one task's output from where the server has it; false if there was none.
+async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<bool, WireError> {
+    let path = entry.dir.output_path();
+    let piece = match logs::next_piece(&path, entry.sent_bytes(), ended) {
+        Ok(Some(piece)) => piece,
+        Ok(None) => return Ok(false),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "cannot read a task's output");
+            return Ok(false);
+        }
+    };
+    let (task, worker) = (entry.job.task.0.as_str(), env.worker_of(&entry.job));
+    let is_cantle = !env.server.lacks::<RenewLeases>();
+    let event = |text| {
+        let event = ReportedEvent::log(task, worker, now_ms(), text);
+        if is_cantle { event.of_run(&entry.job.lease.0) } else { event }
+    };
+    let events: Vec<ReportedEvent> = piece.texts.into_iter().map(event).collect();
+    match env.server.add_batch(&events).await {
+        // The server may refuse a part (a deleted task's log); sending it again would not help.
+        Ok(_) => {}
+        Err(error) if error.is_temporary() => return Err(error),
+        Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
+    }
+    if let Err(error) = entry.set_sent_bytes(piece.end_bytes) {
+        tracing::warn!(%error, "a piece of log may be sent twice after a restart of the agent");
+    }
+    Ok(true)
 }
 
 async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireError> {
