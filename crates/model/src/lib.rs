@@ -33,7 +33,8 @@ pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use pool::{Pool, PoolError, PoolRule, glob, pools_of};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{
-    Amounts, Cause, PoolQuota, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above,
+    Amounts, Cause, PoolQuota, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, project_name,
+    projects_above,
 };
 pub use request::{GpuRequest, Isolation, RequestError, Share};
 pub use task::TaskStatus;

@@ -288,9 +288,32 @@ pub fn projects_above(project: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The one spelling of a project's name, as ClearML's server has it: parts between single slashes, without space around them.
+/// `None`: no part is left, or one is `.` or `..`, which would look like a place elsewhere in the tree.
+pub fn project_name(text: &str) -> Option<String> {
+    let parts: Vec<&str> = text.split('/').map(str::trim).filter(|part| !part.is_empty()).collect();
+    let is_name = |part: &&str| !matches!(*part, "." | "..") && !part.contains(char::is_control);
+    (!parts.is_empty() && parts.iter().all(is_name)).then(|| parts.join("/"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_project_has_one_spelling() {
+        for (text, name) in [
+            ("vision", Some("vision")),
+            ("/vision//x y / z/", Some("vision/x y/z")),
+            ("v..", Some("v..")),
+            ("vision/.", None),
+            ("vision/../speech", None),
+            (" / ", None),
+            ("a\nb", None),
+        ] {
+            assert_eq!(project_name(text).as_deref(), name, "{text:?}");
+        }
+    }
 
     #[test]
     fn a_limit_below_the_quota_is_refused_in_words() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cantle_clearml::SECTION;
-use cantle_model::TaskStatus;
+use cantle_model::{TaskStatus, project_name};
 use cantle_store::{Owned, StoreError};
 use serde_json::Value;
 
@@ -52,6 +52,7 @@ impl Asked<'_> {
             Need::Within(right, path) => self.project(right, path, true).await,
             Need::Above(right, path) => {
                 let project = self.at(path)?.pop().unwrap_or_default();
+                let project = project_name(&project).unwrap_or(project);
                 self.must(right, project.rsplit_once('/').map(|(above, _)| above))
             }
             Need::Duplicate(task, project) => self.copy(task, project).await,
@@ -142,7 +143,9 @@ impl Asked<'_> {
             return if always { self.must(right, None) } else { Ok(()) };
         }
         for wanted in &named {
-            let wanted = wanted.trim_matches('/');
+            // The name that the project will have, which is not always the one that was written.
+            let spelled = project_name(wanted);
+            let wanted = spelled.as_deref().unwrap_or(wanted);
             let name = if NAMES.contains(&path) { wanted.to_owned() } else { self.name_of(wanted).await? };
             if !self.who().may(right, Some(&name)) {
                 // Only a caller that sees a project learns its name: to others it is as if it did not exist.

@@ -46,12 +46,13 @@ impl Move {
 }
 
 async fn project_called(call: &Call, name: &str) -> Result<String, ApiError> {
+    let name = &projects::named(name)?;
     let create = cantle_clearml::projects::Create { name: name.to_owned(), ..Default::default() };
     match projects::create(call.clone(), create).await {
         Ok(made) => Ok(made.id),
         Err(error) => {
             let rows = call.store.projects().await?;
-            rows.into_iter().find(|row| row.name == name).map(|row| row.id).ok_or(error)
+            rows.into_iter().find(|row| row.name == *name).map(|row| row.id).ok_or(error)
         }
     }
 }
@@ -175,8 +176,9 @@ async fn rename(call: &Call, rows: &[ProjectRow], from: &str, to: &str) -> Resul
 
 async fn move_project(call: Call, request: MoveProject) -> Result<Value, ApiError> {
     let (top, below) = family(&call, &request.project).await?;
-    let location = request.new_location.trim_matches('/');
-    if location == top.name || location.starts_with(&format!("{}/", top.name)) {
+    let location = request.new_location.trim_matches(['/', ' ']);
+    let location = &if location.is_empty() { String::new() } else { projects::named(location)? };
+    if *location == top.name || location.starts_with(&format!("{}/", top.name)) {
         return Err(ApiError::invalid("new_location: a project cannot be moved into itself"));
     }
     let basename = top.name.rsplit('/').next().unwrap_or(&top.name);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cantle_clearml::projects::{Create, Created, Delete, GetById, Update};
 use cantle_clearml::{Empty, Updated};
+use cantle_model::project_name;
 use cantle_store::ProjectRow;
 use serde_json::{Map, Value, json};
 
@@ -76,12 +77,19 @@ async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
     Ok(json!({ "project": project(&call.store.project(&request.project).await?) }))
 }
 
+/// The one spelling of a name that a client wrote.
+pub(super) fn named(text: &str) -> Result<String, ApiError> {
+    let wrong = || match text.trim_matches(['/', ' ']) {
+        "" => ApiError::invalid("a project needs a name"),
+        _ => ApiError::invalid(format!("\"{}\" is not the name of a project", text.escape_default())),
+    };
+    project_name(text).ok_or_else(wrong)
+}
+
 pub(super) async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
-    if request.name.trim().is_empty() {
-        return Err(ApiError::invalid("a project needs a name"));
-    }
     let now_us = call.now_us;
     let Create { name, description, mut fields } = request;
+    let name = named(&name)?;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let row = ProjectRow {
         id: new_id(),
@@ -98,7 +106,7 @@ pub(super) async fn create(call: Call, request: Create) -> Result<Created, ApiEr
 
 async fn update(call: Call, request: Update) -> Result<Updated, ApiError> {
     let Update { project, mut fields } = request;
-    let name = fields.get("name").and_then(Value::as_str).map(str::to_owned);
+    let name = fields.get("name").and_then(Value::as_str).map(named).transpose()?;
     let description = fields.get("description").and_then(Value::as_str).map(str::to_owned);
     let changed = fields.clone();
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));

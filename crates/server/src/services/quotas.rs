@@ -17,6 +17,7 @@ use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
 use serde::Deserialize as _;
 use serde_json::Map;
 
+use super::projects::named;
 use super::{nodes, shares};
 use crate::app::Call;
 use crate::clock::new_id;
@@ -127,9 +128,7 @@ async fn get_quotas(call: Call, request: GetQuotas) -> Result<Quotas, ApiError> 
 
 async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
     let SetQuota { project, quota } = request;
-    if project.trim().is_empty() {
-        return Err(ApiError::invalid("a quota needs the name of a project"));
-    }
+    let project = named(&project)?;
     if let Some(quota) = &quota {
         quota
             .check()
