@@ -198,7 +198,7 @@ async fn act(
     query: Option<&str>,
     body: &[u8],
 ) -> Result<Value, ApiError> {
-    let (endpoint, caller) = (rule.endpoint, call.clone());
+    let (endpoint, mut caller) = (rule.endpoint, call.clone());
     match endpoint {
         "auth.login" => services::auth::login(call, query).await,
         "events.add_batch" => services::events::add_batch(caller, body).await,
@@ -207,7 +207,7 @@ async fn act(
             api.service.strip(endpoint, &mut body);
             // This one asks by itself, as that for many events does: an unknown task is a bad event there, not a bad call.
             if endpoint != "events.add" {
-                rights::check(call, rule, &body).await?;
+                caller.passed = rights::check(call, rule, &body).await?;
             }
             // It is never closed, so there is always a turn.
             let _turn = if LISTS.contains(&endpoint) { api.lists.acquire().await.ok() } else { None };

@@ -16,8 +16,9 @@ use crate::files::Files;
 use crate::health::Health;
 use crate::identity::Keys;
 use crate::login::{Kubernetes, Login, foreign_token};
+use crate::records::Records;
 use crate::rights::audit::{Logins, Refusals};
-use crate::rights::{self, People, Principal, Right, Used, Via};
+use crate::rights::{self, Passed, People, Principal, Right, Used, Via};
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
@@ -92,6 +93,10 @@ pub(crate) struct Call {
     pub(crate) ip: String,
     /// The caller.
     pub(crate) who: Arc<Principal>,
+    /// The store, as far as this caller may use it.
+    pub(crate) store: Records,
+    /// What the table of rights has let through.
+    pub(crate) passed: Passed,
 }
 
 impl App {
@@ -166,7 +171,8 @@ impl App {
 
 impl Call {
     pub(crate) fn new(app: Arc<App>, ip: String, who: Arc<Principal>) -> Self {
-        Self { app, now_us: now_us(), ip, who }
+        let store = Records::new(Arc::clone(&app));
+        Self { app, now_us: now_us(), ip, who, store, passed: Passed::default() }
     }
 
     /// The tasks, models and projects that the caller may see; `None`: everything.

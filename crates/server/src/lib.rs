@@ -20,6 +20,7 @@ mod login;
 mod metrics;
 mod open;
 mod projection;
+mod records;
 mod rights;
 mod routes;
 mod services;

@@ -87,6 +87,13 @@ pub(crate) fn task_with(row: &TaskRow, is_wanted: impl Fn(&str) -> bool) -> Valu
     Value::Object(task)
 }
 
+/// Takes the artifacts out of ClearML's object: they are output, which needs the right to read.
+pub(crate) fn hide_artifacts(task: &mut Value) {
+    if let Some(Value::Object(execution)) = task.get_mut("execution") {
+        execution.insert("artifacts".to_owned(), json!([]));
+    }
+}
+
 /// A member as it was given: an object with defaults for what is missing, anything else as it is.
 fn given(row: &TaskRow, name: &str, default: Value) -> Value {
     match (default, row.doc.get(name)) {

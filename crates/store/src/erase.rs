@@ -61,13 +61,28 @@ impl Store {
         Ok(children)
     }
 
-    /// Deletes all that a task or a model reported.
+    /// Deletes all that a task reported.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn delete_reports(&self, id: &str) -> Result<(), StoreError> {
+    pub async fn delete_task_reports(&self, task: &str) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        delete_output(&mut write.tx, id).await?;
+        delete_output(&mut write.tx, task).await?;
+        write.commit().await
+    }
+
+    /// Deletes all that was reported about a model. The output of tasks and of models is in the same tables: what has the id
+    /// of a task is the task's, also in a database in which a model has the same id.
+    ///
+    /// # Errors
+    /// [`StoreError::NoModel`].
+    pub async fn delete_model_reports(&self, model: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let task = query("SELECT id FROM tasks WHERE id = $1").bind(model);
+        if task.fetch_optional(&mut write.tx).await?.is_some() {
+            return Err(StoreError::NoModel(model.to_owned()));
+        }
+        delete_output(&mut write.tx, model).await?;
         write.commit().await
     }
 

@@ -3,7 +3,7 @@
 
 use crate::db::Sql;
 use crate::tasks::any_of;
-use crate::{Store, StoreError};
+use crate::{Scope, Store, StoreError};
 
 /// A place in tasks that holds one of several values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,12 +104,19 @@ impl Store {
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn parents_of(&self, projects: &[String]) -> Result<Vec<ParentTask>, StoreError> {
+    pub async fn parents_of(
+        &self,
+        projects: &[String],
+        scope: Option<&Scope>,
+    ) -> Result<Vec<ParentTask>, StoreError> {
         let mut sql = Sql::new(
             "SELECT DISTINCT parent.id, parent.name, parent.project FROM tasks \
              JOIN tasks parent ON parent.id = tasks.parent WHERE 1 = 1",
         );
         any_of(&mut sql, "tasks.project", projects);
+        if let Some(scope) = scope {
+            scope.of_owned(&mut sql, "parent");
+        }
         sql.push(" ORDER BY 2, 1");
         let rows: Vec<(String, String, Option<String>)> = sql.build_as().fetch_all(&self.readers).await?;
         Ok(rows.into_iter().map(|(id, name, project)| ParentTask { id, name, project }).collect())

@@ -7,6 +7,7 @@ use cantle_model::{TaskStatus, project_name};
 use cantle_store::{Owned, StoreError};
 use serde_json::Value;
 
+use super::allowed::{Passed, may_all};
 use super::table::{Act, Need, Rule};
 use super::{Principal, Right};
 use crate::app::Call;
@@ -18,16 +19,18 @@ const NAMES: [&str; 3] = ["name", "new_location", "project_name"];
 const MOST: usize = 10_000;
 
 /// Refuses a call that lacks what its endpoint needs. The server answers about an invisible object as if it did not exist.
-pub(crate) async fn check(call: &Call, rule: &Rule, body: &Value) -> Result<(), ApiError> {
+/// Returns what was let through.
+pub(crate) async fn check(call: &Call, rule: &Rule, body: &Value) -> Result<Passed, ApiError> {
+    let passed = Passed::of(rule.endpoint);
     // A caller with all rights causes no queries to the database.
-    if [Right::Administer, Right::Serve].into_iter().all(|right| call.who.may_everywhere(right)) {
-        return Ok(());
+    if may_all(&call.who) {
+        return Ok(passed);
     }
+    let mut asked = Asked { call, endpoint: rule.endpoint, body, passed };
     for need in rule.needs {
-        let asked = Asked { call, endpoint: rule.endpoint, body };
         asked.has(*need).await?;
     }
-    Ok(())
+    Ok(asked.passed)
 }
 
 /// A call and what it asks for.
@@ -35,10 +38,11 @@ struct Asked<'a> {
     call: &'a Call,
     endpoint: &'static str,
     body: &'a Value,
+    passed: Passed,
 }
 
 impl Asked<'_> {
-    async fn has(&self, need: Need) -> Result<(), ApiError> {
+    async fn has(&mut self, need: Need) -> Result<(), ApiError> {
         match need {
             Need::Anyone | Need::Filtered | Need::Own => Ok(()),
             Need::Person if self.who().run.is_some() => {
@@ -47,7 +51,10 @@ impl Asked<'_> {
             Need::Person => Ok(()),
             Need::Everywhere(rights) => self.everywhere(rights),
             Need::Task(act, path) => self.tasks(act, path).await,
-            Need::Model(act, path) => self.models(act, &self.at(path)?).await,
+            Need::Model(act, path) => {
+                let ids = self.at(path)?;
+                self.models(act, &ids).await
+            }
             Need::Project(right, path) => self.project(right, path, false).await,
             Need::Within(right, path) => self.project(right, path, true).await,
             Need::Above(right, path) => {
@@ -101,7 +108,7 @@ impl Asked<'_> {
         Ok(words.into_iter().filter(|word| !word.is_empty()).collect())
     }
 
-    async fn tasks(&self, act: Act, path: &str) -> Result<(), ApiError> {
+    async fn tasks(&mut self, act: Act, path: &str) -> Result<(), ApiError> {
         let ids = self.at(path)?;
         if ids.is_empty() {
             return Ok(());
@@ -109,6 +116,7 @@ impl Asked<'_> {
         let found = self.call.store.owned_tasks(&ids).await?;
         for task in &found {
             may(self.who(), act, task, self.endpoint, StoreError::NoTask(task.id.clone()).into())?;
+            self.passed.task(&task.id, act);
         }
         let mut unknown: BTreeSet<&String> = ids.iter().collect();
         found.iter().for_each(|task| {
@@ -120,18 +128,20 @@ impl Asked<'_> {
         for model in &models {
             may(self.who(), act, model, self.endpoint, StoreError::NoTask(model.id.clone()).into())?;
             unknown.remove(&model.id);
+            self.passed.model(&model.id, act);
         }
         // Some endpoints answer with nothing for what does not exist: then nothing must differ for what is hidden.
         unknown.first().map_or(Ok(()), |id| Err(StoreError::NoTask((*id).clone()).into()))
     }
 
-    async fn models(&self, act: Act, ids: &[String]) -> Result<(), ApiError> {
+    async fn models(&mut self, act: Act, ids: &[String]) -> Result<(), ApiError> {
         if ids.is_empty() {
             return Ok(());
         }
         let found = self.call.store.owned_models(ids).await?;
         for model in &found {
             may(self.who(), act, model, self.endpoint, StoreError::NoModel(model.id.clone()).into())?;
+            self.passed.model(&model.id, act);
         }
         let missing = ids.iter().find(|id| !found.iter().any(|model| model.id == **id));
         missing.map_or(Ok(()), |id| Err(StoreError::NoModel(id.clone()).into()))

@@ -3,6 +3,7 @@
 //! A call comes with a key or a token; [`People`] finds the [`Principal`] that it belongs to. A principal has roles in
 //! trees of projects; a role is a set of rights.
 
+mod allowed;
 pub(crate) mod audit;
 mod bootstrap;
 mod files;
@@ -16,6 +17,7 @@ mod role;
 mod sessions;
 mod table;
 
+pub(crate) use allowed::{Allowed, Passed, act, object};
 pub(crate) use bootstrap::bootstrap;
 pub(crate) use files::may_use_file;
 pub(crate) use guard::check;

@@ -5,7 +5,7 @@ use super::role::Right;
 use Need::{Anyone, Duplicate, Everywhere, Fair, Filtered, Model, Node, Own, Person, Project, Task, Within};
 
 /// An action of a caller on a task or a model, which may belong to another user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Act {
     /// See that it is there, and its state.
     See,
@@ -124,7 +124,10 @@ pub(crate) const TABLE: &[Rule] = &[
     audited("cantle.set_quota", &[Need::Above(Right::Manage, "project")]),
     audited("cantle.set_role", &[ADMIN]),
     audited("cantle.set_user", &[ADMIN]),
-    free("cantle.submit_task", &[Within(Right::Submit, "task.project"), Fair("")]),
+    free(
+        "cantle.submit_task",
+        &[Within(Right::Submit, "task.project"), Task(Act::See, "task.parent"), Fair("")],
+    ),
     free("cantle.take_tasks", &[SERVE]),
     free("cantle.wait_for_tasks", &[SERVE]),
     free("debug.ping", &[Anyone]),
@@ -239,13 +242,16 @@ pub(crate) const TABLE: &[Rule] = &[
     free("server.info", &[Anyone]),
     free("server.report_stats_option", &[Anyone]),
     free("tasks.add_or_update_artifacts", &[Task(Act::Change, "task")]),
-    free("tasks.add_or_update_model", &[Task(Act::Change, "task")]),
+    free("tasks.add_or_update_model", &[Task(Act::Change, "task"), Model(Act::See, "model")]),
     free("tasks.archive", &[Task(Act::Change, "tasks"), Task(Act::Change, "ids")]),
     free("tasks.archive_many", &[Task(Act::Change, "ids")]),
-    free("tasks.clone", &[Task(Act::See, "task"), Duplicate("task", "new_task_project")]),
+    free(
+        "tasks.clone",
+        &[Task(Act::See, "task"), Task(Act::See, "new_task_parent"), Duplicate("task", "new_task_project")],
+    ),
     free("tasks.close", &[Task(Act::Change, "task")]),
     free("tasks.completed", &[Task(Act::Change, "task")]),
-    free("tasks.create", &[Within(Right::Submit, "project"), Fair("")]),
+    free("tasks.create", &[Within(Right::Submit, "project"), Task(Act::See, "parent"), Fair("")]),
     audited("tasks.delete", &[Task(Act::Change, "task")]),
     audited("tasks.delete_artifacts", &[Task(Act::Change, "task")]),
     free("tasks.delete_configuration", &[Task(Act::Change, "task")]),
@@ -254,7 +260,10 @@ pub(crate) const TABLE: &[Rule] = &[
     audited("tasks.delete_models", &[Task(Act::Change, "task")]),
     audited("tasks.dequeue", &[Task(Act::Change, "task")]),
     audited("tasks.dequeue_many", &[Task(Act::Change, "ids")]),
-    free("tasks.edit", &[Task(Act::Change, "task"), Fair(""), Project(Right::Submit, "project")]),
+    free(
+        "tasks.edit",
+        &[Task(Act::Change, "task"), Task(Act::See, "parent"), Fair(""), Project(Right::Submit, "project")],
+    ),
     free("tasks.edit_configuration", &[Task(Act::Change, "task")]),
     free("tasks.edit_hyper_params", &[Task(Act::Change, "task"), Fair("")]),
     free("tasks.edit_runtime", &[Task(Act::Change, "task")]),
@@ -291,7 +300,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("tasks.unarchive_many", &[Task(Act::Change, "ids")]),
     free("tasks.update", &[Task(Act::Change, "task"), Fair(""), Project(Right::Submit, "project")]),
     free("tasks.update_tags", &[Task(Act::Change, "ids")]),
-    free("tasks.validate", &[Within(Right::Submit, "project")]),
+    free("tasks.validate", &[Within(Right::Submit, "project"), Task(Act::See, "parent")]),
     free("users.get_all", &[Filtered]),
     free("users.get_all_ex", &[Filtered]),
     free("users.get_by_id", &[Filtered]),

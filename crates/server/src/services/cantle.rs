@@ -15,9 +15,10 @@ use cantle_store::{EventRow, NodeRow, QueueRow, RunRow, StoreError, TaskClaim, T
 use super::explain::Board;
 use super::{nodes, quotas};
 use crate::app::Call;
-use crate::clock::rfc3339;
+use crate::clock::{is_id, rfc3339};
 use crate::error::ApiError;
 use crate::projection::few;
+use crate::rights::act::See;
 use crate::rights::{Register, Right};
 use crate::routes::Routes;
 use crate::task_json;
@@ -65,9 +66,10 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
     let ReportTask { task, node, lease, run, slices, quota_milli, exit_code, message } = request;
     let exit_code = exit_code.map(i64::from);
-    let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&task).await?) };
+    let held = call.task(&task).await?;
+    let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&held).await?) };
     let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message };
-    let done = call.store.claim(&claim, call.now_us).await;
+    let done = call.store.claim(&held, claim, call.now_us).await;
     // So that it is not tried again before its user holds less.
     if let Err(StoreError::OverLimit { task, asked_milli, .. }) = &done {
         call.store.note_asked(task, *asked_milli).await?;
@@ -156,10 +158,11 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, peop
 }
 
 async fn get_runs(call: Call, request: GetRuns) -> Result<RunViews, ApiError> {
-    let rows = call.store.runs(&request.task).await?;
+    let task = call.task::<See>(&request.task).await?;
+    let rows = call.store.runs(&task).await?;
     if rows.is_empty() {
         // A task that never ran has none; one that does not exist is a mistake of the caller.
-        call.store.task(&request.task).await?;
+        call.store.task(&task).await?;
     }
     let names: BTreeMap<String, String> = call.store.queue_names().await?.into_iter().collect();
     let view = |row: RunRow| RunView {
@@ -256,14 +259,17 @@ async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiErr
 
 async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiError> {
     let SubmitTask { queue, id, task } = request;
-    if id.len() != 32 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(ApiError::invalid("id: 32 hex digits are needed"));
+    if !is_id(&id) {
+        return Err(ApiError::invalid("id: 32 hex digits in lower case are needed"));
+    }
+    if !call.store.owned_models(std::slice::from_ref(&id)).await?.is_empty() {
+        return Err(ApiError::invalid("id: it is in use; choose another one"));
     }
     let new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
-        // The first request arrived, its answer did not.
-        Err(_) if call.store.task(&id).await.is_ok_and(|task| task.owner == call.who.user) => {
+        // The first request arrived, its answer did not. Whose it is, is asked of the store itself.
+        Err(_) if call.app.store.task(&id).await.is_ok_and(|task| task.owner == call.who.user) => {
             Ok(Created { id })
         }
         done => Ok(done.map(|()| Created { id })?),
@@ -271,6 +277,6 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
 }
 
 async fn explain_task(call: Call, request: ExplainTask) -> Result<TaskExplanation, ApiError> {
-    let task = call.store.task(&request.task).await?;
+    let task = call.store.task(&call.task::<See>(&request.task).await?).await?;
     Ok(Board::read(&call).await?.explain(&task))
 }

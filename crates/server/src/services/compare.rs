@@ -7,9 +7,13 @@ use cantle_store::ReportRow;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::events::must_exist;
 use super::metrics::{Drawing, Line, lines};
 use crate::app::Call;
 use crate::error::ApiError;
+use crate::rights::Allowed;
+use crate::rights::act::Read;
+use crate::rights::object::Reporter;
 use crate::routes::Routes;
 
 /// ClearML's limit, too: a graph with more lines can't be read.
@@ -24,15 +28,15 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("events.get_scalar_metrics_and_variants", scalar_names);
 }
 
-/// Ids and names of the tasks, all of which must exist.
-async fn named(call: &Call, ids: &[String]) -> Result<Vec<(String, String)>, ApiError> {
+/// The tasks and their names, all of which must exist.
+async fn named(call: &Call, ids: &[String]) -> Result<Vec<(Allowed<Reporter, Read>, String)>, ApiError> {
     if ids.len() > MAX_TASKS {
         return Err(ApiError::invalid(format!("{} tasks to compare; at most {MAX_TASKS}", ids.len())));
     }
     let mut named = Vec::with_capacity(ids.len());
-    for id in ids {
-        let task = call.store.task(id).await?.index;
-        named.push((task.id, task.name));
+    for task in call.tasks(ids).await? {
+        let name = call.store.task(&task).await?.index.name;
+        named.push((task.into(), name));
     }
     Ok(named)
 }
@@ -47,9 +51,9 @@ struct Scalars {
 /// Graph → line → task → points.
 async fn scalars(call: Call, request: Scalars) -> Result<Value, ApiError> {
     let mut graphs = json!({});
-    for (id, name) in named(&call, &request.tasks).await? {
-        for Line { metric, variant, x, y } in lines(&call, &id, &request.drawing).await? {
-            graphs[metric][variant][&id] = json!({"name": name, "x": x, "y": y});
+    for (of, name) in named(&call, &request.tasks).await? {
+        for Line { metric, variant, x, y } in lines(&call, &of, &request.drawing).await? {
+            graphs[metric][variant][of.id()] = json!({"name": name, "x": x, "y": y});
         }
     }
     Ok(json!({ "metrics": graphs }))
@@ -65,15 +69,15 @@ struct Plots {
 /// Graph → line → task → iteration → plots, and how many there are.
 async fn plots(call: Call, request: Plots) -> Result<Value, ApiError> {
     let (mut graphs, mut returned) = (json!({}), 0);
-    for (id, name) in named(&call, &request.tasks).await? {
+    for (of, name) in named(&call, &request.tasks).await? {
         let mut lines: BTreeMap<(String, String), Vec<ReportRow>> = BTreeMap::new();
-        for plot in call.store.reports(&id, PLOT).await? {
+        for plot in call.store.reports(&of, PLOT).await? {
             lines.entry((plot.metric.clone(), plot.variant.clone())).or_default().push(plot);
         }
         for ((metric, variant), plots) in lines {
             let skip = plots.len().saturating_sub(request.iters.unwrap_or(1));
             for plot in plots.into_iter().skip(skip) {
-                let place = &mut graphs[&metric][&variant][&id][plot.iter.to_string()];
+                let place = &mut graphs[&metric][&variant][of.id()][plot.iter.to_string()];
                 *place = json!({"name": name, "plots": [plot.doc]});
                 returned += 1;
             }
@@ -91,16 +95,20 @@ struct OfTasks {
 /// Graph → its lines.
 type Names = BTreeMap<String, BTreeSet<String>>;
 
-async fn names(call: &Call, task: &str, event_type: Option<&str>) -> Result<Names, ApiError> {
+async fn names(
+    call: &Call,
+    of: &Allowed<Reporter, Read>,
+    event_type: Option<&str>,
+) -> Result<Names, ApiError> {
     let mut names = Names::new();
     if event_type.is_none_or(|kind| kind == SCALAR) {
-        for latest in call.store.latest_scalars(task).await? {
+        for latest in call.store.latest_scalars(of).await? {
             names.entry(latest.last.metric).or_default().insert(latest.last.variant);
         }
     }
     let kinds = [PLOT, "training_debug_image", "training_stats_vector"];
     for kind in kinds.into_iter().filter(|kind| event_type.is_none_or(|wanted| wanted == *kind)) {
-        for report in call.store.reports(task, kind).await? {
+        for report in call.store.reports(of, kind).await? {
             names.entry(report.metric).or_default().insert(report.variant);
         }
     }
@@ -109,8 +117,8 @@ async fn names(call: &Call, task: &str, event_type: Option<&str>) -> Result<Name
 
 async fn metrics_of_all(call: Call, request: OfTasks) -> Result<Value, ApiError> {
     let mut all = Names::new();
-    for (id, _) in named(&call, &request.tasks).await? {
-        for (metric, variants) in names(&call, &id, request.event_type.as_deref()).await? {
+    for (of, _) in named(&call, &request.tasks).await? {
+        for (metric, variants) in names(&call, &of, request.event_type.as_deref()).await? {
             all.entry(metric).or_default().extend(variants);
         }
     }
@@ -120,10 +128,10 @@ async fn metrics_of_all(call: Call, request: OfTasks) -> Result<Value, ApiError>
 
 async fn metrics_of_each(call: Call, request: OfTasks) -> Result<Value, ApiError> {
     let mut metrics = Vec::new();
-    for (id, _) in named(&call, &request.tasks).await? {
+    for (of, _) in named(&call, &request.tasks).await? {
         let names: Vec<String> =
-            names(&call, &id, request.event_type.as_deref()).await?.into_keys().collect();
-        metrics.push(json!({ "task": id, "metrics": names }));
+            names(&call, &of, request.event_type.as_deref()).await?.into_keys().collect();
+        metrics.push(json!({ "task": of.id(), "metrics": names }));
     }
     Ok(json!({ "metrics": metrics }))
 }
@@ -134,6 +142,6 @@ struct OfTask {
 }
 
 async fn scalar_names(call: Call, request: OfTask) -> Result<Value, ApiError> {
-    call.store.task(&request.task).await?;
-    Ok(json!({ "metrics": names(&call, &request.task, Some(SCALAR)).await? }))
+    let of = must_exist(&call, &request.task, false).await?;
+    Ok(json!({ "metrics": names(&call, &of, Some(SCALAR)).await? }))
 }

@@ -59,17 +59,17 @@ async fn project_called(call: &Call, name: &str) -> Result<String, ApiError> {
 
 async fn move_tasks(call: Call, request: Move) -> Result<Value, ApiError> {
     let project = request.target(&call).await?;
-    for id in &request.ids {
+    for task in call.tasks(&request.ids).await? {
         let edit = TaskEdit { project: Some(project.clone()), ..TaskEdit::default() };
-        call.store.edit_task(id, &edit, false, call.now_us).await?;
+        call.store.edit_task(&task, &edit, false, call.now_us).await?;
     }
     Ok(json!({"moved": request.ids.len(), "project_id": project}))
 }
 
 async fn move_models(call: Call, request: Move) -> Result<Value, ApiError> {
     let project = request.target(&call).await?;
-    for id in &request.ids {
-        call.store.update_model(id, None, Some(&project), None, Map::new(), call.now_us).await?;
+    for model in call.models(&request.ids).await? {
+        call.store.update_model(&model, None, Some(&project), None, Map::new(), call.now_us).await?;
     }
     Ok(json!({"moved": request.ids.len(), "project_id": project}))
 }
@@ -91,20 +91,20 @@ impl Tags {
 }
 
 async fn tag_tasks(call: Call, request: Tags) -> Result<Updated, ApiError> {
-    for id in &request.ids {
-        let tags = request.apply(call.store.task(id).await?.index.tags);
+    for task in call.tasks(&request.ids).await? {
+        let tags = request.apply(call.store.task(&task).await?.index.tags);
         let edit = TaskEdit { tags: Some(tags), ..TaskEdit::default() };
-        call.store.edit_task(id, &edit, false, call.now_us).await?;
+        call.store.edit_task(&task, &edit, false, call.now_us).await?;
     }
     Ok(updated(request.ids.len()))
 }
 
 async fn tag_models(call: Call, request: Tags) -> Result<Updated, ApiError> {
-    for id in &request.ids {
-        let old = call.store.model(id).await?.doc.remove("tags");
+    for model in call.models(&request.ids).await? {
+        let old = call.store.model(&model).await?.doc.remove("tags");
         let old: Vec<String> = old.and_then(|tags| serde_json::from_value(tags).ok()).unwrap_or_default();
         let doc = Map::from_iter([("tags".to_owned(), json!(request.apply(old)))]);
-        call.store.update_model(id, None, None, None, doc, call.now_us).await?;
+        call.store.update_model(&model, None, None, None, doc, call.now_us).await?;
     }
     Ok(updated(request.ids.len()))
 }
@@ -145,7 +145,7 @@ async fn edit_runtime(call: Call, request: EditRuntime) -> Result<Updated, ApiEr
             runtime.extend(add_or_update);
         }
     };
-    call.store.update_task_doc(&task, call.now_us, edit).await?;
+    call.store.update_task_doc(&call.task(&task).await?, call.now_us, edit).await?;
     Ok(updated(1))
 }
 
@@ -223,7 +223,8 @@ async fn what_it_has(call: Call, request: OfProject) -> Result<Value, ApiError> 
     let (top, below) = family(&call, &request.project).await?;
     let ids: Vec<String> = std::iter::once(&top).chain(&below).map(|row| row.id.clone()).collect();
     let (tasks, non_archived_tasks) = call.store.count_tasks(&ids).await?;
-    let mut models = call.store.models(&[], &[]).await?;
+    // They are only counted.
+    let mut models = call.app.store.models(&[], &[]).await?;
     models.retain(|model| model.project.as_ref().is_some_and(|project| ids.contains(project)));
     let is_archived =
         |tags: &Value| tags.as_array().is_some_and(|tags| tags.iter().any(|tag| tag == "archived"));

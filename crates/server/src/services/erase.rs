@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use super::many::{Many, for_each};
 use crate::app::Call;
 use crate::error::ApiError;
+use crate::rights::Allowed;
+use crate::rights::act::Change;
+use crate::rights::object::Task;
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -21,14 +24,15 @@ pub(super) fn add(routes: &mut Routes) {
 /// Like ClearML's, with one difference: files and models are deleted only on request. ClearML's SDK deletes them itself and
 /// reports a failure for each one that is gone already.
 async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
-    let (urls, models) = belongings(&call, &request.task).await?;
+    let task = call.task(&request.task).await?;
+    let (urls, models) = belongings(&call, &task).await?;
     let change = call.change(request.force, None, None);
-    let updated_children = call.store.delete_task(&request.task, &change).await?;
+    let updated_children = call.store.delete_task(&task, &change).await?;
     let mut answer = Deleted { deleted: true, updated_children, ..Deleted::default() };
     let mut left: Vec<String> = urls.artifact_urls.iter().chain(&urls.event_urls).cloned().collect();
     if request.delete_output_models {
         for model in deletable(&call, &request.task, models).await? {
-            call.store.delete_model(&model.id).await?;
+            call.store.delete_model(&call.model(&model.id).await?).await?;
             answer.deleted_models += 1;
             left.extend(uri(&model));
         }
@@ -47,13 +51,17 @@ struct Artifact {
 }
 
 /// The files that a task left, and its output models.
-async fn belongings(call: &Call, task: &str) -> Result<(FileUrls, Vec<ModelRow>), ApiError> {
+async fn belongings(
+    call: &Call,
+    task: &Allowed<Task, Change>,
+) -> Result<(FileUrls, Vec<ModelRow>), ApiError> {
     let doc = call.store.task(task).await?.doc;
     let artifacts = doc.get("execution").and_then(|execution| execution.get("artifacts")).cloned();
     let artifacts: Vec<Artifact> =
         artifacts.and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
     let is_output = |artifact: &Artifact| artifact.mode.as_deref() != Some("input");
-    let samples = call.store.reports(task, "training_debug_image").await?;
+    let output = call.reporter::<Change>(task.id(), false).await?;
+    let samples = call.store.reports(&output, "training_debug_image").await?;
     let url = |doc: &Value| doc.get("url").and_then(Value::as_str).map(str::to_owned);
     let models = made(call, task, &doc).await?;
     let urls = FileUrls {
@@ -64,17 +72,23 @@ async fn belongings(call: &Call, task: &str) -> Result<(FileUrls, Vec<ModelRow>)
     Ok((urls, models))
 }
 
-/// The models that a task made: those that say so, and those that it calls its output and that belong to no other task.
-async fn made(call: &Call, task: &str, doc: &Map<String, Value>) -> Result<Vec<ModelRow>, ApiError> {
-    let mut models = call.store.models(&[], &[task.to_owned()]).await?;
+/// The models that a task made: those that say so, and those that it calls its output and that belong to no other task. A
+/// task can call anything its output, so only those are meant that the caller may delete.
+async fn made(
+    call: &Call,
+    task: &Allowed<Task, Change>,
+    doc: &Map<String, Value>,
+) -> Result<Vec<ModelRow>, ApiError> {
+    // Only their ids are taken from here.
+    let of_task = call.app.store.models(&[], &[task.id().to_owned()]).await?;
     let output = doc.get("models").and_then(|models| models.get("output")).and_then(Value::as_array);
     let named = output.into_iter().flatten().filter_map(|entry| entry.get("model")?.as_str());
-    let named: Vec<String> =
-        named.filter(|id| !models.iter().any(|model| model.id == **id)).map(str::to_owned).collect();
-    if !named.is_empty() {
-        let rows = call.store.models(&named, &[]).await?;
-        models.extend(rows.into_iter().filter(|model| model.task.is_none()));
-    }
+    let own: Vec<String> = of_task.into_iter().map(|model| model.id).collect();
+    let named: Vec<String> = named.filter(|id| !own.iter().any(|own| own == id)).map(str::to_owned).collect();
+    let of_any: &[Allowed<Task, Change>] = &[];
+    let mut models = call.store.models(&call.models_that_may::<Change>(&own).await?, of_any).await?;
+    let named = call.store.models(&call.models_that_may::<Change>(&named).await?, of_any).await?;
+    models.extend(named.into_iter().filter(|model| model.task.is_none()));
     Ok(models)
 }
 

@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::projection::few;
-use crate::rights;
+use crate::rights::act::Read;
+use crate::rights::object::Reporter;
+use crate::rights::{self, Allowed};
 use crate::routes::Routes;
 
 /// Kinds that are kept unchanged.
@@ -150,7 +152,7 @@ async fn stale_runs(call: &Call, events: &[ReportedEvent]) -> Result<BTreeSet<(S
     let tasks: BTreeSet<String> = stale.iter().map(|(task, _)| task.clone()).collect();
     for task in tasks {
         // A task that is not there is refused for that.
-        let holder = call.store.task(&task).await.ok().and_then(|row| row.lease);
+        let holder = call.app.store.task(&task).await.ok().and_then(|row| row.lease);
         let holder = json!(holder).to_string();
         stale.remove(&(task, holder));
     }
@@ -163,13 +165,19 @@ fn is_of_model(event: &ReportedEvent) -> bool {
 }
 
 /// The task, or with `model_events` the model, that a request is about must exist.
-pub(super) async fn must_exist(call: &Call, id: &str, model_events: bool) -> Result<(), ApiError> {
+pub(super) async fn must_exist(
+    call: &Call,
+    id: &str,
+    model_events: bool,
+) -> Result<Allowed<Reporter, Read>, ApiError> {
     if model_events {
-        call.store.model(id).await.map(drop)?
-    } else {
-        call.store.task(id).await.map(drop)?
+        let model = call.model(id).await?;
+        call.store.model(&model).await?;
+        return Ok(model.into());
     }
-    Ok(())
+    let task = call.task(id).await?;
+    call.store.task(&task).await?;
+    Ok(task.into())
 }
 
 pub(super) fn page_size(asked: Option<u64>) -> i64 {
@@ -178,6 +186,7 @@ pub(super) fn page_size(asked: Option<u64>) -> i64 {
 
 async fn get_task_log(call: Call, request: GetTaskLog) -> Result<TaskLog, ApiError> {
     let GetTaskLog { task, batch_size, navigate_earlier, from_timestamp, order, after } = request;
+    let task = call.task::<Read>(&task).await?;
     call.store.task(&task).await?;
     let limit = page_size(batch_size);
     let lines = match after {
@@ -220,27 +229,27 @@ struct GetTaskEvents {
 
 /// Pages through one kind of event. The scroll id is the position of the last event of a page.
 async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, ApiError> {
-    let (task, limit) = (request.task.as_str(), page_size(request.batch_size));
-    call.store.task(task).await?;
+    let (task, limit) = (call.task::<Read>(&request.task).await?, page_size(request.batch_size));
+    call.store.task(&task).await?;
     let scroll = request.scroll_id.filter(|scroll| !scroll.is_empty());
     let bad = |_| ApiError::invalid("scroll_id is none of ours");
     let (events, total, next) = match request.event_type.as_deref().unwrap_or(LOG) {
         LOG => {
             let after = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
-            let lines = call.store.logs_after(task, after, limit).await?;
+            let lines = call.store.logs_after(&task, after, limit).await?;
             let next = lines.last().map(|line| json!(line.id));
             let events = lines.into_iter().map(|line| json!(log_event(line))).collect();
-            (events, call.store.count_logs(task).await?, next)
+            (events, call.store.count_logs(&task).await?, next)
         }
         SCALAR => {
             let after = scroll.map(|scroll| serde_json::from_str(&scroll).map_err(bad)).transpose()?;
-            let scalars = call.store.scalar_page(task, after, limit).await?;
+            let scalars = call.store.scalar_page(&task, after, limit).await?;
             let next = scalars.last().map(|last| json!([last.metric, last.variant, last.iter]));
-            (scalars.iter().map(scalar_event).collect(), call.store.count_scalars(task).await?, next)
+            (scalars.iter().map(scalar_event).collect(), call.store.count_scalars(&task).await?, next)
         }
         kind => {
             let all: Vec<Value> =
-                call.store.reports(task, kind).await?.into_iter().map(|report| report.doc).collect();
+                call.store.reports(&task.into(), kind).await?.into_iter().map(|report| report.doc).collect();
             let total = i64::try_from(all.len()).unwrap_or(i64::MAX);
             let skip: usize = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
             let size = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -316,9 +325,9 @@ async fn by_iteration(
     let (skip, size) = request.page()?;
     let mut metrics = Vec::new();
     for ImagesOf { task, metric, variants } in request.metrics {
-        call.store.task(&task).await?;
+        let of = must_exist(&call, &task, false).await?;
         let mut iterations: BTreeMap<i64, Vec<Value>> = BTreeMap::new();
-        for report in call.store.reports(&task, kind).await? {
+        for report in call.store.reports(&of, kind).await? {
             let is_meant = metric.as_ref().is_none_or(|metric| *metric == report.metric)
                 && (variants.is_empty() || variants.contains(&report.variant));
             if is_meant {
@@ -340,9 +349,9 @@ async fn reports_of_task(
     kind: &'static str,
     answer: &'static str,
 ) -> Result<Value, ApiError> {
-    call.store.task(&request.task).await?;
+    let of = must_exist(&call, &request.task, false).await?;
     let mut graphs: BTreeMap<(String, String), Vec<Value>> = BTreeMap::new();
-    for report in call.store.reports(&request.task, kind).await? {
+    for report in call.store.reports(&of, kind).await? {
         graphs.entry((report.metric, report.variant)).or_default().push(report.doc);
     }
     let last = |events: Vec<Value>| {

@@ -11,6 +11,7 @@ use crate::app::Call;
 use crate::error::ApiError;
 use crate::projection::few;
 use crate::rights::OwnRun;
+use crate::rights::act::Change;
 use crate::routes::Routes;
 
 /// Agents renew every few seconds; below this a server that is restarted would end tasks.
@@ -42,7 +43,7 @@ async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases,
 /// The token lasts as long as the lease holds the task, so only its holder gets one.
 async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, ApiError> {
     let GetTaskToken { task, lease } = request;
-    let row = call.store.task(&task).await?;
+    let row = call.store.task(&call.task::<Change>(&task).await?).await?;
     if row.lease.as_deref() != Some(&lease) || row.exit_code.is_some() {
         return Err(StoreError::NotHeld { task, lease }.into());
     }
@@ -51,7 +52,7 @@ async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, 
 }
 
 async fn end_fenced(call: Call, request: EndFenced) -> Result<Empty, ApiError> {
-    call.store.end_fenced(&request.task, &request.lease, call.now_us).await?;
+    call.store.end_fenced(&call.task(&request.task).await?, &request.lease, call.now_us).await?;
     Ok(Empty {})
 }
 

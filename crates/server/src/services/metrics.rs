@@ -11,6 +11,9 @@ use super::events::must_exist;
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
+use crate::rights::Allowed;
+use crate::rights::act::Read;
+use crate::rights::object::Reporter;
 use crate::routes::Routes;
 
 /// The iteration under which clients report a number that has none.
@@ -61,18 +64,22 @@ pub(super) struct Line {
 
 /// Graph → line → points, thinned out evenly if there are too many.
 async fn histogram(call: Call, request: Histogram) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, request.model_events).await?;
+    let of = must_exist(&call, &request.task, request.model_events).await?;
     let mut graphs = json!({});
-    for Line { metric, variant, x, y } in lines(&call, &request.task, &request.drawing).await? {
+    for Line { metric, variant, x, y } in lines(&call, &of, &request.drawing).await? {
         graphs[metric][&variant] = json!({"name": variant, "x": x, "y": y});
     }
     Ok(graphs)
 }
 
 /// All lines of a task, by graph and name.
-pub(super) async fn lines(call: &Call, task: &str, drawing: &Drawing) -> Result<Vec<Line>, ApiError> {
+pub(super) async fn lines(
+    call: &Call,
+    of: &Allowed<Reporter, Read>,
+    drawing: &Drawing,
+) -> Result<Vec<Line>, ApiError> {
     let mut points: BTreeMap<(String, String), Vec<Scalar>> = BTreeMap::new();
-    for scalar in call.store.scalars(task).await? {
+    for scalar in call.store.scalars(of).await? {
         if scalar.iter != SINGLE_VALUE {
             points.entry((scalar.metric.clone(), scalar.variant.clone())).or_default().push(scalar);
         }
@@ -105,7 +112,8 @@ struct OfTasks {
 async fn single_values(call: Call, request: OfTasks) -> Result<Value, ApiError> {
     let mut tasks = Vec::new();
     for task in &request.tasks {
-        let latest = call.store.latest_scalars(task).await?;
+        let of = call.task::<Read>(task).await?.into();
+        let latest = call.store.latest_scalars(&of).await?;
         let single = latest.into_iter().filter(|latest| latest.last.iter == SINGLE_VALUE);
         let values: Vec<Value> = single.map(|latest| point(&latest.last)).collect();
         tasks.push(json!({ "task": task, "values": values }));
@@ -126,9 +134,9 @@ struct OfTask {
 }
 
 async fn latest(call: Call, request: OfTask) -> Result<Value, ApiError> {
-    call.store.task(&request.task).await?;
+    let of = must_exist(&call, &request.task, false).await?;
     let mut metrics: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for latest in call.store.latest_scalars(&request.task).await? {
+    for latest in call.store.latest_scalars(&of).await? {
         metrics.entry(latest.last.metric.clone()).or_default().push(json!({
             "name": latest.last.variant, "last_value": latest.last.value,
             "last_timestamp": latest.last.timestamp_ms,
@@ -145,9 +153,9 @@ pub(super) fn key_of(name: &str) -> String {
 }
 
 /// A task's `last_metrics`: newest, least and greatest value of each line.
-pub(super) async fn last_metrics(call: &Call, task: &str) -> Result<Value, ApiError> {
+pub(super) async fn last_metrics(call: &Call, of: &Allowed<Reporter, Read>) -> Result<Value, ApiError> {
     let mut metrics = json!({});
-    for latest in call.store.latest_scalars(task).await? {
+    for latest in call.store.latest_scalars(of).await? {
         let Scalar { metric, variant, value, iter, .. } = latest.last;
         metrics[key_of(&metric)][key_of(&variant)] = json!({
             "metric": metric, "variant": variant, "value": value, "iteration": iter,

@@ -10,10 +10,13 @@ use super::many::{Many, for_each};
 use super::projects::with_subprojects;
 use super::tasks_flow::ARCHIVED;
 use crate::app::{COMPANY, Call};
-use crate::clock::{new_id, rfc3339};
+use crate::clock::{is_id, new_id, rfc3339};
 use crate::error::ApiError;
 use crate::filter::MODELS;
 use crate::projection::{Listed, few, list};
+use crate::rights::Allowed;
+use crate::rights::act::{Change, See};
+use crate::rights::object::{Model, Task};
 use crate::routes::Routes;
 
 /// Members that are kept unchanged.
@@ -64,14 +67,46 @@ struct Create {
 async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     let Create { name, id, task, project, mut fields } = request;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
-    let (id, now_us) = (id.unwrap_or_else(new_id), call.now_us);
+    let id = match id {
+        None => new_id(),
+        Some(id) => own_id(&call, id).await?,
+    };
+    let now_us = call.now_us;
     let owner = call.who.user.clone();
     // A model that a run makes is its task's: only so may the run change it.
-    let task = task.or_else(|| call.who.task().map(str::to_owned));
-    let row =
-        ModelRow { id, name, task, project, owner, created_us: now_us, last_update_us: now_us, doc: fields };
-    call.store.create_model(&row).await?;
+    let task = of_task(&call, task.or_else(|| call.who.task().map(str::to_owned))).await?;
+    let row = ModelRow {
+        id,
+        name,
+        task: None,
+        project,
+        owner,
+        created_us: now_us,
+        last_update_us: now_us,
+        doc: fields,
+    };
+    call.store.create_model(&row, task.as_ref()).await?;
     Ok(Created { id: row.id })
+}
+
+/// The task that a model is said to be of.
+async fn of_task(call: &Call, task: Option<String>) -> Result<Option<Allowed<Task, Change>>, ApiError> {
+    match task.filter(|task| !task.is_empty()) {
+        Some(task) => Ok(Some(call.task(&task).await?)),
+        None => Ok(None),
+    }
+}
+
+/// An id that a client chose. The output of tasks and of models is found by the id alone, so nothing else may have it.
+pub(super) async fn own_id(call: &Call, id: String) -> Result<String, ApiError> {
+    if !is_id(&id) {
+        return Err(ApiError::invalid("id: 32 hex digits in lower case are needed"));
+    }
+    let ids = std::slice::from_ref(&id);
+    if call.store.owned_tasks(ids).await?.is_empty() && call.store.owned_models(ids).await?.is_empty() {
+        return Ok(id);
+    }
+    Err(ApiError::invalid("id: it is in use; leave it out, or choose another one"))
 }
 
 #[derive(Deserialize)]
@@ -80,7 +115,8 @@ struct OneModel {
 }
 
 async fn get_by_id(call: Call, request: OneModel) -> Result<Value, ApiError> {
-    Ok(json!({ "model": model(&call.store.model(&request.model).await?) }))
+    let seen = call.model::<See>(&request.model).await?;
+    Ok(json!({ "model": model(&call.store.model(&seen).await?) }))
 }
 
 async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiError> {
@@ -115,24 +151,28 @@ struct Edit {
 async fn edit(call: Call, request: Edit) -> Result<Updated, ApiError> {
     let Edit { model, name, project, task, mut fields } = request;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
-    let (name, project, task) = (name.as_deref(), project.as_deref(), task.as_deref());
-    call.store.update_model(&model, name, project, task, fields, call.now_us).await?;
+    let (name, project) = (name.as_deref(), project.as_deref());
+    let (model, task) = (call.model(&model).await?, of_task(&call, task).await?);
+    call.store.update_model(&model, name, project, task.as_ref(), fields, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
 async fn set_ready(call: Call, request: OneModel) -> Result<Updated, ApiError> {
     let ready = Map::from_iter([("ready".to_owned(), json!(true))]);
-    call.store.update_model(&request.model, None, None, None, ready, call.now_us).await?;
+    let model = call.model(&request.model).await?;
+    call.store.update_model(&model, None, None, None, ready, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
 async fn delete(call: Call, request: OneModel) -> Result<Value, ApiError> {
-    let uri = call.store.model(&request.model).await?.doc.remove("uri");
-    call.store.delete_model(&request.model).await?;
+    let model = call.model(&request.model).await?;
+    let uri = call.store.model(&model).await?.doc.remove("uri");
+    call.store.delete_model(&model).await?;
     Ok(json!({"deleted": true, "url": uri}))
 }
 
 async fn archive(call: Call, OneModel { model }: OneModel, archived: bool) -> Result<Value, ApiError> {
+    let model = call.model(&model).await?;
     let doc = call.store.model(&model).await?.doc;
     let mut tags: Vec<Value> = doc.get("system_tags").and_then(Value::as_array).cloned().unwrap_or_default();
     tags.retain(|tag| tag != ARCHIVED);
@@ -151,6 +191,7 @@ struct OfTask {
 
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
+    call.task::<See>(&task).await?;
     let scope = call.seen();
     let made = call.store.models_seen(&[], std::slice::from_ref(&task), scope.as_ref()).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
@@ -169,20 +210,22 @@ struct UpdateForTask {
 /// The output model of this name, made if there is none: how early SDKs report a model.
 async fn update_for_task(call: Call, request: UpdateForTask) -> Result<Value, ApiError> {
     let UpdateForTask { task, name, override_model_id, mut fields } = request;
-    let owner = call.store.task(&task).await?.index;
+    let of = call.task::<Change>(&task).await?;
+    let owner = call.store.task(&of).await?.index;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let name = name.unwrap_or_else(|| owner.name.clone());
     let known = match override_model_id {
-        Some(id) => Some(call.store.model(&id).await?.id),
+        Some(id) => Some(id),
         None => {
-            let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
+            let made = call.store.models(&[] as &[Allowed<Model, See>], &[of]).await?;
             made.into_iter().find(|model| model.name == name).map(|model| model.id)
         }
     };
     let created = known.is_none();
     let id = match known {
         Some(id) => {
-            call.store.update_model(&id, None, None, None, fields, call.now_us).await?;
+            let known = call.model(&id).await?;
+            call.store.update_model(&known, None, None, None, fields, call.now_us).await?;
             id
         }
         None => {
@@ -203,7 +246,8 @@ struct AddMetadata {
 }
 
 async fn add_metadata(call: Call, request: AddMetadata) -> Result<Updated, ApiError> {
-    let mut metadata = match call.store.model(&request.model).await?.doc.remove("metadata") {
+    let model = call.model(&request.model).await?;
+    let mut metadata = match call.store.model(&model).await?.doc.remove("metadata") {
         Some(Value::Object(old)) if !request.replace_metadata => old,
         _ => Map::new(),
     };
@@ -212,7 +256,7 @@ async fn add_metadata(call: Call, request: AddMetadata) -> Result<Updated, ApiEr
         let key = key.ok_or_else(|| ApiError::invalid("each metadata item needs a key"))?;
         metadata.insert(key, Value::Object(item));
     }
-    set_metadata(&call, &request.model, metadata).await
+    set_metadata(&call, &model, metadata).await
 }
 
 #[derive(Deserialize)]
@@ -222,15 +266,20 @@ struct DeleteMetadata {
 }
 
 async fn delete_metadata(call: Call, request: DeleteMetadata) -> Result<Updated, ApiError> {
-    let mut metadata = match call.store.model(&request.model).await?.doc.remove("metadata") {
+    let model = call.model(&request.model).await?;
+    let mut metadata = match call.store.model(&model).await?.doc.remove("metadata") {
         Some(Value::Object(old)) => old,
         _ => Map::new(),
     };
     metadata.retain(|key, _| !request.keys.contains(key));
-    set_metadata(&call, &request.model, metadata).await
+    set_metadata(&call, &model, metadata).await
 }
 
-async fn set_metadata(call: &Call, model: &str, metadata: Map<String, Value>) -> Result<Updated, ApiError> {
+async fn set_metadata(
+    call: &Call,
+    model: &Allowed<Model, Change>,
+    metadata: Map<String, Value>,
+) -> Result<Updated, ApiError> {
     let doc = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
     call.store.update_model(model, None, None, None, doc, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
@@ -265,6 +314,8 @@ fn side_of(doc: &mut Map<String, Value>, side: Side) -> Option<&mut Vec<Value>> 
 
 async fn add_to_task(call: Call, request: AddToTask) -> Result<Updated, ApiError> {
     let AddToTask { task, name, side, model } = request;
+    let (task, model) = (call.task(&task).await?, call.model::<See>(&model).await?);
+    let model = call.store.model(&model).await?.id;
     let add = |doc: &mut Map<String, Value>| {
         let Some(list) = side_of(doc, side) else { return };
         list.retain(|known| known["name"] != json!(name));
@@ -295,7 +346,7 @@ async fn delete_from_task(call: Call, request: DeleteFromTask) -> Result<Updated
             }
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, delete).await?;
+    call.store.update_task_doc(&call.task(&request.task).await?, call.now_us, delete).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 

@@ -11,6 +11,9 @@ use serde_json::{Map, Value, json};
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::projection::few;
+use crate::rights::Allowed;
+use crate::rights::act::{Change, See};
+use crate::rights::object::Task;
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -43,6 +46,7 @@ async fn members(
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
+    call.tasks::<See>(tasks).await?;
     let filter = TaskFilter { ids: tasks.to_vec(), ..TaskFilter::default() };
     let rows = call.store.tasks(&filter).await?;
     let member = |mut doc: Map<String, Value>| match doc.remove(name) {
@@ -90,7 +94,7 @@ async fn edit_hyper_params(call: Call, request: EditHyperParams) -> Result<Updat
         let section = new.entry(param.section.clone()).or_default();
         section.insert(param.name.clone(), param);
     }
-    check_draft(&call, &request.task, request.force || only_properties).await?;
+    let task = check_draft(&call, &request.task, request.force || only_properties).await?;
     let replace = request.replace_hyperparams;
     let change = |doc: &mut Map<String, Value>| {
         let old = doc.remove("hyperparams").and_then(|old| serde_json::from_value(old).ok());
@@ -107,13 +111,15 @@ async fn edit_hyper_params(call: Call, request: EditHyperParams) -> Result<Updat
         }
         doc.insert("hyperparams".to_owned(), json!(params));
     };
-    call.store.update_task_doc(&request.task, call.now_us, change).await?;
+    call.store.update_task_doc(&task, call.now_us, change).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
 /// Refuses changes of a task that is not a draft, unless forced.
-async fn check_draft(call: &Call, task: &str, force: bool) -> Result<(), ApiError> {
-    Ok(call.store.edit_task(task, &TaskEdit::default(), !force, call.now_us).await?)
+async fn check_draft(call: &Call, task: &str, force: bool) -> Result<Allowed<Task, Change>, ApiError> {
+    let task = call.task(task).await?;
+    call.store.edit_task(&task, &TaskEdit::default(), !force, call.now_us).await?;
+    Ok(task)
 }
 
 #[derive(Deserialize)]
@@ -132,7 +138,7 @@ struct DeleteHyperParams {
 
 async fn delete_hyper_params(call: Call, request: DeleteHyperParams) -> Result<Value, ApiError> {
     let only_properties = request.hyperparams.iter().all(|param| param.section == PROPERTIES);
-    check_draft(&call, &request.task, request.force || only_properties).await?;
+    let task = check_draft(&call, &request.task, request.force || only_properties).await?;
     let change = |doc: &mut Map<String, Value>| {
         let Some(Value::Object(sections)) = doc.get_mut("hyperparams") else { return };
         for gone in &request.hyperparams {
@@ -142,7 +148,7 @@ async fn delete_hyper_params(call: Call, request: DeleteHyperParams) -> Result<V
             }
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, change).await?;
+    call.store.update_task_doc(&task, call.now_us, change).await?;
     Ok(json!({"deleted": 1}))
 }
 
@@ -181,7 +187,7 @@ async fn edit_configuration(call: Call, request: EditConfiguration) -> Result<Up
     let named: Option<Vec<(String, Value)>> =
         request.configuration.into_iter().map(|i| Some((name_of(&i)?, Value::Object(i)))).collect();
     let named = named.ok_or_else(|| ApiError::invalid("each configuration needs a name"))?;
-    check_draft(&call, &request.task, request.force).await?;
+    let task = check_draft(&call, &request.task, request.force).await?;
     let change = |doc: &mut Map<String, Value>| {
         let items = doc.entry("configuration").or_insert_with(|| json!({}));
         if let Value::Object(items) = items {
@@ -191,7 +197,7 @@ async fn edit_configuration(call: Call, request: EditConfiguration) -> Result<Up
             items.extend(named);
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, change).await?;
+    call.store.update_task_doc(&task, call.now_us, change).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
@@ -204,12 +210,12 @@ struct DeleteConfiguration {
 }
 
 async fn delete_configuration(call: Call, request: DeleteConfiguration) -> Result<Value, ApiError> {
-    check_draft(&call, &request.task, request.force).await?;
+    let task = check_draft(&call, &request.task, request.force).await?;
     let change = |doc: &mut Map<String, Value>| {
         if let Some(Value::Object(items)) = doc.get_mut("configuration") {
             items.retain(|name, _| !request.configuration.contains(name));
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, change).await?;
+    call.store.update_task_doc(&task, call.now_us, change).await?;
     Ok(json!({"deleted": 1}))
 }

@@ -42,16 +42,10 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(add_task);
     routes.typed(remove_task);
     routes.typed(clear_queue);
-    routes.typed(|call, r: MoveTaskToFront| move_task(call, r.queue, r.task, |_, _| 0));
-    routes.typed(|call, r: MoveTaskToBack| move_task(call, r.queue, r.task, |_, count| count));
-    routes.typed(|call, r: MoveTaskForward| {
-        let by = usize::try_from(r.count.unwrap_or(1)).unwrap_or(usize::MAX);
-        move_task(call, r.queue, r.task, move |from, _| from.saturating_sub(by))
-    });
-    routes.typed(|call, r: MoveTaskBackward| {
-        let by = usize::try_from(r.count.unwrap_or(1)).unwrap_or(usize::MAX);
-        move_task(call, r.queue, r.task, move |from, _| from.saturating_add(by))
-    });
+    routes.typed(|call, r: MoveTaskToFront| move_forward(call, r.queue, r.task, None));
+    routes.typed(|call, r: MoveTaskToBack| move_back(call, r.queue, r.task, None));
+    routes.typed(|call, r: MoveTaskForward| move_forward(call, r.queue, r.task, Some(r.count.unwrap_or(1))));
+    routes.typed(|call, r: MoveTaskBackward| move_back(call, r.queue, r.task, Some(r.count.unwrap_or(1))));
 }
 
 async fn get_all(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
@@ -164,7 +158,8 @@ async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, Api
     };
     let info = match request.get_task_info {
         Some(true) => {
-            let user = call.store.task(&task).await?.owner;
+            // Who took a task may know whose it is.
+            let user = call.app.store.task(&task).await?.owner;
             Some(TaskInfo { company: COMPANY.to_owned(), user })
         }
         _ => None,
@@ -186,14 +181,15 @@ async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntrie
 
 async fn add_task(call: Call, request: AddTask) -> Result<Added, ApiError> {
     let change = Change { run: request.run, ..call.change(true, None, None) };
-    call.store.enqueue(&request.task, &request.queue, &change).await?;
+    call.store.enqueue(&call.task(&request.task).await?, &request.queue, &change).await?;
     Ok(Added { added: 1 })
 }
 
 async fn remove_task(call: Call, request: RemoveTask) -> Result<Removed, ApiError> {
     let change = call.change(false, Some("removed from queue".to_owned()), None);
     let queue = Some(request.queue.as_str());
-    let removed = call.store.dequeue(&request.task, queue, TaskStatus::Created, &change).await?;
+    let removed =
+        call.store.dequeue(&call.task(&request.task).await?, queue, TaskStatus::Created, &change).await?;
     Ok(Removed { removed: u64::from(removed) })
 }
 
@@ -203,14 +199,28 @@ async fn clear_queue(call: Call, request: ClearQueue) -> Result<Empty, ApiError>
     Ok(Empty {})
 }
 
-async fn move_task(
+/// A number of places; more than there are leads to the end.
+fn places(by: Option<u64>) -> Option<usize> {
+    by.map(|by| usize::try_from(by).unwrap_or(usize::MAX))
+}
+
+fn position(at: usize) -> Position {
+    Position { position: u64::try_from(at).unwrap_or(u64::MAX) }
+}
+
+async fn move_forward(
     call: Call,
     queue: String,
     task: String,
-    place: impl FnOnce(usize, usize) -> usize + Send,
+    by: Option<u64>,
 ) -> Result<Position, ApiError> {
-    let position = call.store.move_in_queue(&queue, &task, place).await?;
-    Ok(Position { position: u64::try_from(position).unwrap_or(u64::MAX) })
+    let task = call.task(&task).await?;
+    Ok(position(call.store.move_forward(&queue, &task, places(by)).await?))
+}
+
+async fn move_back(call: Call, queue: String, task: String, by: Option<u64>) -> Result<Position, ApiError> {
+    let task = call.task(&task).await?;
+    Ok(position(call.store.move_back(&queue, &task, places(by)).await?))
 }
 
 /// Names of queues are written on command lines as `NAME=SPEC`.

@@ -365,6 +365,6 @@ async fn evict(call: Call, request: Evict) -> Result<Empty, ApiError> {
 async fn give_back(call: Call, request: GiveBack) -> Result<Empty, ApiError> {
     let GiveBack { task, lease, reason } = request;
     let change = call.change(true, Some(reason.clone()), Some(reason));
-    call.store.give_back(&task, &lease, &change).await?;
+    call.store.give_back(&call.task(&task).await?, &lease, &change).await?;
     Ok(Empty {})
 }

@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 use super::events::{must_exist, page_size, scalar_event};
 use crate::app::Call;
 use crate::error::ApiError;
+use crate::rights::Allowed;
+use crate::rights::act::{Change, Read};
+use crate::rights::object::{Reporter, Task};
 use crate::routes::Routes;
 
 const IMAGE: &str = "training_debug_image";
@@ -49,12 +52,12 @@ impl Place {
 /// All samples of a kind, in the order in which a reader goes through them.
 async fn samples(
     call: &Call,
-    id: &str,
+    of: &Allowed<Reporter, Read>,
     kind: &str,
     at: &Place,
 ) -> Result<BTreeMap<Place, Vec<Value>>, ApiError> {
     let mut found: BTreeMap<Place, Vec<Value>> = BTreeMap::new();
-    for report in call.store.reports(id, kind).await? {
+    for report in call.store.reports(of, kind).await? {
         if at.one_graph && report.metric != at.metric {
             continue;
         }
@@ -99,14 +102,13 @@ struct First {
 
 /// The sample of this iteration, or the last one before it.
 async fn first(call: Call, request: First, kind: &'static str) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, request.model_events).await?;
-    let First { task, metric, variant, iteration, scroll_id, navigate_current_metric: one_graph, .. } =
-        request;
+    let of = must_exist(&call, &request.task, request.model_events).await?;
+    let First { metric, variant, iteration, scroll_id, navigate_current_metric: one_graph, .. } = request;
     let from = scroll_id.filter(|id| !id.is_empty()).map(|id| place(&id)).transpose()?;
     let iter = iteration.or_else(|| from.map(|from| from.iter)).unwrap_or(i64::MAX);
     let variant = if kind == PLOT { String::new() } else { variant };
     let wanted = Place { iter, metric, variant, one_graph };
-    let found = samples(&call, &task, kind, &wanted).await?;
+    let found = samples(&call, &of, kind, &wanted).await?;
     let at = found.keys().rfind(|place| place.same_line(&wanted) && place.iter <= iter).cloned();
     Ok(sample(kind, &found, at.as_ref()))
 }
@@ -129,9 +131,9 @@ struct Next {
 }
 
 async fn next(call: Call, request: Next, kind: &'static str) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, request.model_events).await?;
+    let of = must_exist(&call, &request.task, request.model_events).await?;
     let from = place(&request.scroll_id)?;
-    let found = samples(&call, &request.task, kind, &from).await?;
+    let found = samples(&call, &of, kind, &from).await?;
     let is_other = |place: &&Place| !request.next_iteration || place.iter != from.iter;
     let at = if request.navigate_earlier {
         found.range(..&from).map(|(place, _)| place).rfind(is_other)
@@ -155,8 +157,8 @@ struct ScalarData {
 
 /// The events of one graph, as they were reported.
 async fn scalar_data(call: Call, request: ScalarData) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, request.model_events).await?;
-    let mut all = call.store.scalars(&request.task).await?;
+    let of = must_exist(&call, &request.task, request.model_events).await?;
+    let mut all = call.store.scalars(&of).await?;
     all.retain(|scalar| scalar.metric == request.metric);
     all.sort_by_key(|scalar| (scalar.iter, scalar.timestamp_ms));
     let skip = scroll_position(request.scroll_id.as_deref())?;
@@ -199,15 +201,15 @@ struct OneMetric {
 
 /// Every value of a graph, line by line, page by page: none is thinned out.
 async fn raw_scalars(call: Call, request: RawScalars) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, request.model_events).await?;
-    let RawScalars { task, metric: OneMetric { metric, variants }, key, .. } = request;
+    let of = must_exist(&call, &request.task, request.model_events).await?;
+    let RawScalars { metric: OneMetric { metric, variants }, key, .. } = request;
     let x = |scalar: &cantle_store::Scalar| match key.as_str() {
         "iter" => Ok(json!(scalar.iter)),
         "timestamp" => Ok(json!(scalar.timestamp_ms)),
         "iso_time" => Ok(json!(crate::clock::rfc3339(scalar.timestamp_ms.saturating_mul(1000)))),
         _ => Err(ApiError::invalid("key: iter, timestamp or iso_time")),
     };
-    let mut all = call.store.scalars(&task).await?;
+    let mut all = call.store.scalars(&of).await?;
     all.retain(|s| s.metric == metric && (variants.is_empty() || variants.contains(&s.variant)));
     all.sort_by_key(|scalar| if key == "iter" { scalar.iter } else { scalar.timestamp_ms });
     let skip = scroll_position(request.scroll_id.as_deref())?;
@@ -245,9 +247,9 @@ struct OfModel {
 }
 
 async fn vector_names(call: Call, request: Of) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, false).await?;
+    let of = must_exist(&call, &request.task, false).await?;
     let mut graphs: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for report in call.store.reports(&request.task, VECTOR).await? {
+    for report in call.store.reports(&of, VECTOR).await? {
         let variants = graphs.entry(report.metric).or_default();
         if variants.last() != Some(&report.variant) {
             variants.push(report.variant);
@@ -264,9 +266,9 @@ struct Vectors {
 }
 
 async fn vectors(call: Call, request: Vectors) -> Result<Value, ApiError> {
-    must_exist(&call, &request.task, false).await?;
+    let of = must_exist(&call, &request.task, false).await?;
     let (mut iterations, mut values) = (Vec::new(), Vec::new());
-    for report in call.store.reports(&request.task, VECTOR).await? {
+    for report in call.store.reports(&of, VECTOR).await? {
         if report.metric == request.metric && report.variant == request.variant {
             iterations.push(report.iter);
             values.push(report.doc.get("values").cloned().unwrap_or_default());
@@ -292,13 +294,14 @@ async fn clear_log(call: Call, request: ClearLog) -> Result<Value, ApiError> {
             "include_metrics, exclude_metrics: pieces of output have no metric here",
         ));
     }
-    unlocked(&call, &request.task, request.allow_locked).await?;
+    let task = call.task(&request.task).await?;
+    unlocked(&call, &task, request.allow_locked).await?;
     let before_ms = request.threshold_sec.map(|seconds| call.now_us / 1000 - seconds.saturating_mul(1000));
-    Ok(json!({ "deleted": call.store.delete_logs(&request.task, before_ms).await? }))
+    Ok(json!({ "deleted": call.store.delete_logs(&task, before_ms).await? }))
 }
 
 /// The reports of a published task stay, unless the request forces the deletion.
-async fn unlocked(call: &Call, task: &str, allow_locked: bool) -> Result<(), ApiError> {
+async fn unlocked(call: &Call, task: &Allowed<Task, Change>, allow_locked: bool) -> Result<(), ApiError> {
     let status = call.store.task(task).await?.index.status;
     if allow_locked
         || !matches!(status, cantle_model::TaskStatus::Published | cantle_model::TaskStatus::Publishing)
@@ -316,13 +319,15 @@ struct DeleteForTask {
 }
 
 async fn delete_for_task(call: Call, request: DeleteForTask) -> Result<Value, ApiError> {
-    unlocked(&call, &request.task, request.allow_locked).await?;
-    call.store.delete_reports(&request.task).await?;
+    let task = call.task(&request.task).await?;
+    unlocked(&call, &task, request.allow_locked).await?;
+    call.store.delete_task_reports(&task).await?;
     Ok(json!({"deleted": true}))
 }
 
 async fn delete_for_model(call: Call, request: OfModel) -> Result<Value, ApiError> {
-    must_exist(&call, &request.model, true).await?;
-    call.store.delete_reports(&request.model).await?;
+    let model = call.model(&request.model).await?;
+    call.store.model(&model).await?;
+    call.store.delete_model_reports(&model).await?;
     Ok(json!({"deleted": true}))
 }

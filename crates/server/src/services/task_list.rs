@@ -1,5 +1,7 @@
 //! `tasks.get_all`: the database tests the conditions that it can; the others are tested on ClearML's objects.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cantle_model::TaskStatus;
 use cantle_store::{Compare, TagRule, TaskFilter, TaskKey, TaskRow, TaskTime, TimeRule};
 use serde_json::{Map, Value};
@@ -12,6 +14,7 @@ use crate::error::ApiError;
 use crate::filter::{Filter, Order, TASKS, Terms, Test, Times};
 use crate::projection::{Paging, few, only};
 use crate::rights::Right;
+use crate::rights::act::Read;
 use crate::routes::Routes;
 use crate::task_json;
 
@@ -97,25 +100,26 @@ impl Reading<'_> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let readable = match self.call.who.scope(Right::Read).filter(|_| self.with_metrics) {
+        // Artifacts and measured values are output. Conditions are tested on what is left of the task.
+        let with_output = self.with_metrics || self.wants("execution");
+        let readable = match self.call.who.scope(Right::Read).filter(|_| with_output) {
             None => None,
-            scope => Some(
-                self.call
-                    .store
-                    .task_ids(&TaskFilter { ids: ids.clone(), scope, ..TaskFilter::default() })
-                    .await?,
-            ),
+            Some(_) => {
+                let readable = self.call.tasks_that_may::<Read>(&ids).await?;
+                Some(readable.iter().map(|task| task.id().to_owned()).collect::<BTreeSet<_>>())
+            }
         };
         let of_page = TaskFilter { ids: ids.clone(), without_doc: self.without_doc, ..TaskFilter::default() };
         let rows = self.call.store.tasks(&of_page).await?;
-        let rows: std::collections::BTreeMap<&str, &TaskRow> =
-            rows.iter().map(|row| (row.index.id.as_str(), row)).collect();
+        let rows: BTreeMap<&str, &TaskRow> = rows.iter().map(|row| (row.index.id.as_str(), row)).collect();
         let mut objects = Vec::with_capacity(ids.len());
         // One that was deleted meanwhile is missing.
         for (id, row) in ids.iter().filter_map(|id| Some((id, rows.get(id.as_str())?))) {
             let mut task = task_json::task_with(row, |name| self.wants(name));
-            if self.with_metrics && readable.as_ref().is_none_or(|ids| ids.contains(id)) {
-                task["last_metrics"] = last_metrics(self.call, id).await?;
+            if readable.as_ref().is_some_and(|ids| !ids.contains(id)) {
+                task_json::hide_artifacts(&mut task);
+            } else if self.with_metrics {
+                task["last_metrics"] = last_metrics(self.call, &self.call.reporter(id, false).await?).await?;
             }
             objects.push(task);
         }

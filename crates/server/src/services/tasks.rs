@@ -11,6 +11,7 @@ use super::metrics::last_metrics;
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
+use crate::rights::act::{Read, See};
 use crate::routes::Routes;
 use crate::task_json;
 
@@ -34,10 +35,11 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
-    let row = call.store.task(&request.task).await?;
+    let row = call.store.task(&call.task::<See>(&request.task).await?).await?;
     let mut task = task_json::task(&row);
-    if call.may_read(&request.task).await? {
-        task["last_metrics"] = last_metrics(&call, &request.task).await?;
+    match call.task_if::<Read>(&request.task).await? {
+        Some(of) => task["last_metrics"] = last_metrics(&call, &of.into()).await?,
+        None => task_json::hide_artifacts(&mut task),
     }
     Ok(json!({ "task": task }))
 }
@@ -45,7 +47,7 @@ async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
 async fn edit(call: Call, request: Edit) -> Result<Updated, ApiError> {
     let Edit { task, force, fields } = request;
     let edit = task_json::edit(fields)?;
-    call.store.edit_task(&task, &edit, !force, call.now_us).await?;
+    call.store.edit_task(&call.task(&task).await?, &edit, !force, call.now_us).await?;
     Ok(Updated { updated: 1, fields: echo(&edit) })
 }
 
@@ -56,7 +58,7 @@ async fn update(call: Call, request: Edit) -> Result<Updated, ApiError> {
         ["name", "tags", "system_tags", "comment", "project", "output_dest", "status_message"];
     fields.retain(|name, _| ANY_TIME.contains(&name.as_str()));
     let edit = task_json::edit(fields)?;
-    call.store.edit_task(&task, &edit, false, call.now_us).await?;
+    call.store.edit_task(&call.task(&task).await?, &edit, false, call.now_us).await?;
     Ok(Updated { updated: 1, fields: echo(&edit) })
 }
 
@@ -89,7 +91,7 @@ struct Clone {
 
 /// A draft with everything that the task needs to run, and nothing of its run.
 async fn clone(call: Call, request: Clone) -> Result<Created, ApiError> {
-    let old = call.store.task(&request.task).await?;
+    let old = call.store.task(&call.task::<See>(&request.task).await?).await?;
     let mut fields = old.doc;
     for run in ["runtime", "models", "output", "active_duration"] {
         fields.remove(run);
@@ -135,7 +137,7 @@ async fn set_requirements(call: Call, request: SetRequirements) -> Result<Update
             script.insert("requirements".to_owned(), Value::Object(request.requirements));
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, set).await?;
+    call.store.update_task_doc(&call.task(&request.task).await?, call.now_us, set).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
@@ -173,7 +175,7 @@ async fn add_artifacts(call: Call, request: AddArtifacts) -> Result<Updated, Api
             list.push(Value::Object(artifact));
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, add).await?;
+    call.store.update_task_doc(&call.task(&request.task).await?, call.now_us, add).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
@@ -182,6 +184,6 @@ async fn delete_artifacts(call: Call, request: AddArtifacts) -> Result<Value, Ap
         let Some(list) = artifacts(doc) else { return };
         request.artifacts.iter().for_each(|artifact| without(list, &artifact_id(artifact)));
     };
-    call.store.update_task_doc(&request.task, call.now_us, delete).await?;
+    call.store.update_task_doc(&call.task(&request.task).await?, call.now_us, delete).await?;
     Ok(json!({"deleted": 1}))
 }

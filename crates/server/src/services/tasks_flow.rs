@@ -7,7 +7,7 @@ use cantle_clearml::tasks::{
 };
 use cantle_clearml::{Empty, StopRequest, Updated};
 use cantle_model::TaskStatus;
-use cantle_store::{Change, NamedRun, Store, StoreError, TaskEdit, TaskRow};
+use cantle_store::{Change, Store, StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -73,7 +73,7 @@ async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
     let queue = queue_of(&call, &request).await?;
     let force = request.force.unwrap_or(false);
     let change = call.change(force, request.status_reason, request.status_message);
-    call.store.enqueue(&request.task, &queue, &change).await?;
+    call.store.enqueue(&call.task(&request.task).await?, &queue, &change).await?;
     let queue_watched = match request.verify_watched_queue {
         Some(true) => Some(is_watched(&call, &queue).await?),
         _ => None,
@@ -88,8 +88,9 @@ async fn enqueue_many(call: Call, many: Many) -> Result<Value, ApiError> {
     let change = call.change(rest.force.unwrap_or(false), rest.status_reason, rest.status_message);
     let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
     for ids in many.ids.chunks(Store::BATCH) {
-        if rest.verify_watched_queue.is_none() && call.store.enqueue_many(ids, &queue, &change).await.is_ok()
-        {
+        let tasks = call.tasks(ids).await?;
+        let at_once = rest.verify_watched_queue.is_none();
+        if at_once && call.store.enqueue_many(&tasks, &queue, &change).await.is_ok() {
             let fields = status_field(TaskStatus::Queued);
             succeeded
                 .extend(ids.iter().map(|id| json!({"id": id, "queued": 1, "updated": 1, "fields": fields})));
@@ -141,9 +142,10 @@ async fn is_watched(call: &Call, queue: &str) -> Result<bool, ApiError> {
 async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
     let to = request.new_status.unwrap_or(TaskStatus::Created);
     let change = call.change(false, request.status_reason, request.status_message);
-    if !call.store.dequeue(&request.task, None, to, &change).await? {
+    let task = call.task(&request.task).await?;
+    if !call.store.dequeue(&task, None, to, &change).await? {
         // A task that an agent started has left its queue already; agents call this once more to be sure.
-        let status = call.store.task(&request.task).await?.index.status;
+        let status = call.store.task(&task).await?.index.status;
         return Ok(Dequeued { fields: status_field(status), ..Dequeued::default() });
     }
     Ok(Dequeued { dequeued: 1, updated: 1, fields: status_field(to) })
@@ -152,19 +154,21 @@ async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
 async fn started(call: Call, request: Started) -> Result<StartedReply, ApiError> {
     let change = call.change(request.force, request.status_reason, request.status_message);
     let change = Change { run: request.run, ..change };
-    let from = call.store.set_status(&request.task, TaskStatus::InProgress, &change).await?;
+    let from =
+        call.store.set_status(&call.task(&request.task).await?, TaskStatus::InProgress, &change).await?;
     let started = u64::from(from != TaskStatus::InProgress);
     Ok(StartedReply { updated: 1, started, fields: status_field(TaskStatus::InProgress) })
 }
 
 /// Asks the worker that runs the task to stop it; a task that no worker runs is stopped at once.
 async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
-    let row = call.store.task(&request.task).await?;
+    let task = call.task(&request.task).await?;
+    let row = call.store.task(&task).await?;
     let status = row.index.status;
     if status == TaskStatus::InProgress && is_run_by_agent(&call, &row).await? {
         let message = StopRequest::Abort.to_string();
         let change = call.change(request.force, request.status_reason, Some(message.clone()));
-        call.store.ask_to_stop(&request.task, &change).await?;
+        call.store.ask_to_stop(&task, &change).await?;
         let fields = Map::from_iter([("status_message".to_owned(), json!(message))]);
         return Ok(Updated { updated: 1, fields });
     }
@@ -173,7 +177,7 @@ async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
         return Ok(Updated { updated: 0, fields: status_field(status) });
     }
     let change = call.change(request.force, request.status_reason, request.status_message);
-    call.store.set_status(&request.task, TaskStatus::Stopped, &change).await?;
+    call.store.set_status(&task, TaskStatus::Stopped, &change).await?;
     Ok(Updated { updated: 1, fields: status_field(TaskStatus::Stopped) })
 }
 
@@ -200,9 +204,10 @@ async fn completed(call: Call, request: Completed) -> Result<Updated, ApiError> 
 
 async fn complete_tasks(call: Call, request: CompleteTasks) -> Result<Empty, ApiError> {
     let change = call.change(request.force, None, None);
-    let runs: Vec<NamedRun> =
-        request.runs.into_iter().map(|TaskRun { task, run }| NamedRun { task, run }).collect();
-    for runs in runs.chunks(Store::BATCH) {
+    for runs in request.runs.chunks(Store::BATCH) {
+        let ids: Vec<String> = runs.iter().map(|TaskRun { task, .. }| task.clone()).collect();
+        let tasks = call.tasks(&ids).await?;
+        let runs = tasks.into_iter().zip(runs.iter().map(|TaskRun { run, .. }| *run)).collect();
         call.store.end_many(runs, TaskStatus::Completed, &change).await?;
     }
     Ok(Empty {})
@@ -214,7 +219,7 @@ async fn become_status(
     task: String,
     change: Change,
 ) -> Result<Updated, ApiError> {
-    call.store.set_status(&task, to, &change).await?;
+    call.store.set_status(&call.task(&task).await?, to, &change).await?;
     Ok(Updated { updated: 1, fields: status_field(to) })
 }
 
@@ -231,12 +236,12 @@ async fn reset(call: Call, request: Reset) -> Result<ResetReply, ApiError> {
             execution.remove("artifacts");
         }
     };
-    call.store.reset(&request.task, &change, forget).await?;
+    call.store.reset(&call.task(&request.task).await?, &change, forget).await?;
     Ok(ResetReply { updated: 1, fields: status_field(TaskStatus::Created), ..ResetReply::default() })
 }
 
 async fn ping(call: Call, request: Ping) -> Result<Empty, ApiError> {
-    call.store.ping_task(&request.task, call.now_us).await?;
+    call.store.ping_task(&call.task(&request.task).await?, call.now_us).await?;
     Ok(Empty {})
 }
 
@@ -264,6 +269,7 @@ struct OneTask {
 }
 
 async fn archive_one(call: Call, OneTask { task }: OneTask, archived: bool) -> Result<Value, ApiError> {
+    let task = call.task(&task).await?;
     let mut system_tags = call.store.task(&task).await?.index.system_tags;
     system_tags.retain(|tag| tag != ARCHIVED);
     if archived {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::projects::with_subprojects;
 use crate::app::{COMPANY, Call, USER};
 use crate::error::ApiError;
+use crate::rights::act::Read;
 use crate::routes::Routes;
 
 /// ClearML's size of a page.
@@ -200,15 +201,16 @@ async fn lines(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> 
     let found = if let Some(ids) = body.get("ids") {
         let ids: Vec<String> = serde_json::from_value(ids.clone()).map_err(ApiError::unreadable)?;
         let mut lines = BTreeSet::new();
-        for id in &ids {
-            let latest = call.store.latest_scalars(id).await?;
+        for of in call.tasks::<Read>(&ids).await? {
+            let latest = call.store.latest_scalars(&of.into()).await?;
             lines.extend(latest.into_iter().map(|latest| (latest.last.metric, latest.last.variant)));
         }
         lines.into_iter().collect()
     } else if body.get("model_metrics") == Some(&Value::Bool(true)) {
         let mut lines = BTreeSet::new();
-        for row in models_of(&call, &body).await? {
-            let latest = call.store.latest_scalars(&row.id).await?;
+        let ids: Vec<String> = models_of(&call, &body).await?.into_iter().map(|row| row.id).collect();
+        for of in call.models_that_may::<Read>(&ids).await? {
+            let latest = call.store.latest_scalars(&of.into()).await?;
             lines.extend(latest.into_iter().map(|latest| (latest.last.metric, latest.last.variant)));
         }
         lines.into_iter().collect()
@@ -227,7 +229,7 @@ async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
     let projects = scope(&call, &body, true).await?;
     let names = call.projects().await?;
     let wanted = body.get("task_name").and_then(Value::as_str).map(str::to_lowercase);
-    let found = call.store.parents_of(&projects).await?;
+    let found = call.store.parents_of(&projects, call.seen().as_ref()).await?;
     let found = found
         .into_iter()
         .filter(|task| wanted.as_ref().is_none_or(|wanted| task.name.to_lowercase().contains(wanted)));

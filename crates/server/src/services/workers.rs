@@ -65,7 +65,7 @@ async fn status_report(call: Call, request: StatusReport) -> Result<Empty, ApiEr
     };
     call.store.report_worker(&report, call.now_us).await?;
     if let Some(task) = report.task {
-        call.store.touch_tasks(&[task], &report.id, call.now_us).await?;
+        call.store.touch_tasks(&[call.task(&task).await?], &report.id, call.now_us).await?;
     }
     Ok(Empty {})
 }
