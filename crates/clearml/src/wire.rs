@@ -58,6 +58,8 @@ pub mod subcode {
     pub const INVALID_POOL: u32 = 9003;
     /// Quotas name the pool. cantle's own.
     pub const POOL_IN_USE: u32 = 9004;
+    /// The queue gives its tasks slices of another size than this task asks for. cantle's own.
+    pub const OTHER_SIZE: u32 = 9005;
     /// No such user. cantle's own.
     pub const INVALID_USER: u32 = 9002;
 }

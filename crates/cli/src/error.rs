@@ -155,7 +155,7 @@ impl From<cantle_clearml::WireError> for CliError {
             | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
             ServerRefusal::Unauthorized { .. } | ServerRefusal::Refused { code: 403, .. } => ErrorKind::Auth,
             e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
-            e if e.is_subcode(subcode::OVER_QUOTA) => ErrorKind::Refused,
+            e if e.is_subcode(subcode::OVER_QUOTA) || e.is_subcode(subcode::OTHER_SIZE) => ErrorKind::Refused,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
             e if e.is_subcode(subcode::INVALID_TASK_STATUS) || e.is_subcode(subcode::POOL_IN_USE) => {
                 ErrorKind::Conflict

@@ -13,7 +13,7 @@ use cantle_model::TaskStatus;
 use cantle_store::{EventRow, NodeRow, QueueRow, RunRow, StoreError, TaskClaim, TaskFilter, TaskRow, Terms};
 
 use super::explain::Board;
-use super::{nodes, quotas};
+use super::{nodes, quotas, sizes};
 use crate::app::Call;
 use crate::clock::{is_id, rfc3339};
 use crate::error::ApiError;
@@ -266,6 +266,7 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
         return Err(ApiError::invalid("id: it is in use; choose another one"));
     }
     let new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
+    sizes::check(&call, &queue, std::iter::once(new.doc.get("hyperparams"))).await?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not. Whose it is, is asked of the store itself.

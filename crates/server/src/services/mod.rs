@@ -24,6 +24,7 @@ pub(crate) mod refused;
 mod samples;
 mod sessions;
 mod shares;
+mod sizes;
 mod task_list;
 mod task_order;
 mod tasks;

@@ -15,6 +15,7 @@ use cantle_store::{Change, QueueRow, Taken};
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout_at};
 
+use super::sizes;
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
@@ -180,6 +181,10 @@ async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntrie
 }
 
 async fn add_task(call: Call, request: AddTask) -> Result<Added, ApiError> {
+    // An agent that gives a task back names its run: it has been in the queue before.
+    if request.run.is_none() {
+        sizes::check_tasks(&call, &request.queue, std::slice::from_ref(&request.task)).await?;
+    }
     let change = Change { run: request.run, ..call.change(true, None, None) };
     call.store.enqueue(&call.task(&request.task).await?, &request.queue, &change).await?;
     Ok(Added { added: 1 })

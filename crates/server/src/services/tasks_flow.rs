@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::many::{Many, for_each};
-use super::nodes;
 use super::queues::queue_name;
+use super::{nodes, sizes};
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
@@ -71,6 +71,7 @@ fn status_field(status: TaskStatus) -> Map<String, Value> {
 
 async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
     let queue = queue_of(&call, &request).await?;
+    sizes::check_tasks(&call, &queue, std::slice::from_ref(&request.task)).await?;
     let force = request.force.unwrap_or(false);
     let change = call.change(force, request.status_reason, request.status_message);
     call.store.enqueue(&call.task(&request.task).await?, &queue, &change).await?;
@@ -89,7 +90,8 @@ async fn enqueue_many(call: Call, many: Many) -> Result<Value, ApiError> {
     let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
     for ids in many.ids.chunks(Store::BATCH) {
         let tasks = call.tasks(ids).await?;
-        let at_once = rest.verify_watched_queue.is_none();
+        let at_once =
+            rest.verify_watched_queue.is_none() && sizes::check_tasks(&call, &queue, ids).await.is_ok();
         if at_once && call.store.enqueue_many(&tasks, &queue, &change).await.is_ok() {
             let fields = status_field(TaskStatus::Queued);
             succeeded
