@@ -178,6 +178,7 @@ async fn dispatch(
     }
     let call =
         api.app.call(text(headers, header::AUTHORIZATION.as_str()), peer.address.ip(), rule.endpoint).await?;
+    peer.standing.has_shown_a_key();
     // Only now: a caller without keys cannot make the server keep anything.
     let body = read(body, endpoint).await?;
     let done = act(api, &call, rule, query, &body).await;

@@ -1,8 +1,9 @@
-//! The server's listener: limits the number of connections, and the time for which one may be silent. Nothing here needs
-//! keys, so it must withstand callers that have none.
+//! The server's listener: limits the number of connections, the time for which one may be silent, and the time that a
+//! stranger takes to say what it wants. Nothing here needs keys, so it must withstand callers that have none.
 
 mod places;
 
+use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use tokio::time::{Instant, Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+pub(crate) use places::Standing;
 use places::{Place, Places};
 
 /// Connections at once, unless this process may open fewer files.
@@ -32,6 +34,12 @@ const RESERVED: usize = 128;
 
 /// A handshake that takes longer than this, or than a connection may be silent, is aborted.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// From the first byte of a connection to the end of its request's head. A client that sends one byte now and then would keep its
+/// place for ever.
+const HEAD: Duration = Duration::from_secs(10);
+/// The end of a head.
+const END: &[u8] = b"\r\n\r\n";
+
 /// A closing connection still receives until the client pauses for this long, and at most [`LINGER`] in all. A socket that is
 /// closed with unread data resets the connection, and a client that was still sending then loses the answer.
 const LINGER_PAUSE: Duration = Duration::from_millis(250);
@@ -40,22 +48,24 @@ const LINGER: Duration = Duration::from_secs(2);
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
 
 /// The caller.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
+    /// Of its connection.
+    pub(crate) standing: Arc<Standing>,
     /// It showed a certificate of an authority of `--tls-client-ca`.
     pub(crate) is_certified: bool,
 }
 
 impl Connected<IncomingStream<'_, Door>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
-        Self { address: *stream.remote_addr(), is_certified: stream.io().stream.is_certified() }
+        let standing = Arc::clone(stream.io().place.standing());
+        Self { address: *stream.remote_addr(), standing, is_certified: stream.io().stream.is_certified() }
     }
 }
 
-/// Accepts connections, as many as there is room for. Others wait in the kernel until one ends; those beyond half of all from one
-/// address are closed. With TLS a connection comes in
-/// when its handshake is done; meanwhile it takes its place.
+/// Accepts connections, as many as there is room for ([`Places`]). With TLS a connection comes in when its handshake is done;
+/// meanwhile it takes its place.
 pub(crate) struct Door {
     listener: TcpListener,
     places: Places,
@@ -137,14 +147,18 @@ impl Listener for Door {
                 }
                 next = next(&self.places, &mut self.listener) => next,
             };
-            let Some(place) = self.places.take(permit, address.ip()) else { continue };
+            let place = self.places.take(permit, address.ip());
             let Some(tls) = &self.tls else {
                 return (Connection::new(Stream::Plain(stream), self.silence, place), address);
             };
             let (config, silence) = (Arc::clone(&tls.borrow()), self.silence);
             self.handshakes.spawn(async move {
-                let shaken = timeout(HANDSHAKE.min(silence), shake_hands(stream, config)).await;
-                let stream = Stream::Tls(Box::new(shaken.ok()??));
+                let gone = poll_fn(|context| place.standing().poll_gone(context));
+                let shaken = tokio::select! {
+                    shaken = timeout(HANDSHAKE.min(silence), shake_hands(stream, config)) => shaken.ok()??,
+                    () = gone => return None,
+                };
+                let stream = Stream::Tls(Box::new(shaken));
                 Some((Connection::new(stream, silence, place), address))
             });
         }
@@ -190,18 +204,54 @@ pub(crate) struct Connection {
     silence: Duration,
     /// When it stops to receive; none: the server has not closed its side.
     lingers_until: Option<Instant>,
-    _place: Place,
+    head: Head,
+    place: Place,
+}
+
+/// The head of a stranger's request, as it arrives.
+enum Head {
+    /// How much of its end was seen last, and when it has to be complete.
+    Open(usize, Option<Instant>),
+    Complete,
+}
+
+impl Head {
+    /// Takes note of what arrived.
+    fn read(&mut self, bytes: &[u8]) {
+        let Self::Open(seen, until) = self else { return };
+        until.get_or_insert_with(|| Instant::now() + HEAD);
+        for byte in bytes {
+            *seen = if *byte == END[*seen] { *seen + 1 } else { usize::from(*byte == END[0]) };
+            if *seen == END.len() {
+                *self = Self::Complete;
+                return;
+            }
+        }
+    }
+
+    /// When it has to be complete.
+    const fn until(&self) -> Option<Instant> {
+        if let Self::Open(_, until) = self { *until } else { None }
+    }
 }
 
 impl Connection {
     fn new(stream: Stream, silence: Duration, place: Place) -> Self {
         let deadline = Box::pin(tokio::time::sleep(silence));
-        Self { stream, deadline, silence, lingers_until: None, _place: place }
+        Self { stream, deadline, silence, lingers_until: None, head: Head::Open(0, None), place }
     }
 
     fn heard(&mut self) {
         let next = Instant::now() + self.silence;
-        self.deadline.as_mut().reset(next);
+        self.deadline.as_mut().reset(self.head.until().map_or(next, |until| until.min(next)));
+    }
+
+    fn answered(&mut self) {
+        // What a stranger sends after an answer is the next head. A body may take long, but only with a key.
+        if !self.place.standing().is_known() {
+            self.head = Head::Open(0, None);
+        }
+        self.heard();
     }
 
     /// Discards what arrives until the client has closed its side, pauses or the time is over.
@@ -226,7 +276,14 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.place.standing().poll_gone(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        let before = buffer.filled().len();
         if let Poll::Ready(read) = self.stream.io().poll_read(context, buffer) {
+            if read.is_ok() {
+                self.head.read(&buffer.filled()[before..]);
+            }
             self.heard();
             return Poll::Ready(read);
         }
@@ -242,7 +299,7 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         let written = self.stream.io().poll_write(context, data);
         if written.is_ready() {
-            self.heard();
+            self.answered();
         }
         written
     }
@@ -254,7 +311,7 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         let written = self.stream.io().poll_write_vectored(context, data);
         if written.is_ready() {
-            self.heard();
+            self.answered();
         }
         written
     }

@@ -10,6 +10,8 @@ mod common;
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use cantle_server::ServerConfig;
 use common::TestServer;
 use serde_json::json;
@@ -83,4 +85,50 @@ async fn silent_connections_are_closed_and_others_served() {
     // The first client's own connection is being closed at about this moment.
     let afterwards = server.another_client();
     common::create_task(&afterwards, "afterwards").await;
+}
+
+/// Sends a byte every half second; how long it may.
+async fn drip(stream: &mut TcpStream, seconds: u64) -> Option<Duration> {
+    let started = tokio::time::Instant::now();
+    let mut space = [0; 1024];
+    while started.elapsed() < Duration::from_secs(seconds) {
+        let read = timeout(Duration::from_millis(500), stream.read(&mut space)).await;
+        if matches!(read, Ok(Ok(0) | Err(_))) || stream.write_all(b"a").await.is_err() {
+            return Some(started.elapsed());
+        }
+    }
+    None
+}
+
+#[tokio::test]
+async fn a_stranger_says_in_time_what_it_wants() {
+    let server = TestServer::start().await;
+    let begin = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Drip: ";
+    let mut stranger = connect(&server).await;
+    stranger.write_all(begin).await.unwrap();
+    // After a first answer, too.
+    let mut answered = connect(&server).await;
+    answered.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut first = [0; 12];
+    timeout(PATIENCE, answered.read_exact(&mut first)).await.unwrap().unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    answered.write_all(begin).await.unwrap();
+    // The negative control: a connection that has shown a key.
+    let keys = cantle_server::CredentialsFile::read(server.dir.path()).unwrap().unwrap();
+    let pair = STANDARD.encode(format!("{}:{}", keys.access_key, keys.secret_key));
+    let mut known = connect(&server).await;
+    let login = format!(
+        "POST /debug.ping HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {pair}\r\nContent-Length: 2\r\n\r\n{{}}"
+    );
+    known.write_all(login.as_bytes()).await.unwrap();
+    timeout(PATIENCE, known.read_exact(&mut first)).await.unwrap().unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    known.write_all(begin).await.unwrap();
+    let (stranger, answered, known) =
+        tokio::join!(drip(&mut stranger, 30), drip(&mut answered, 30), drip(&mut known, 14));
+    for closed in [stranger, answered] {
+        let after = closed.expect("it is still open");
+        assert!(after > Duration::from_secs(5), "{after:?}: there is time for a slow line");
+    }
+    assert_eq!(known, None);
 }

@@ -1,35 +1,89 @@
-//! Limits the number of connections: in total, and from one address. A client that opens as many connections as possible
-//! gets at most half, and all others are served as before.
+//! Limits the number of connections. A connection that has not shown a key yet is a *stranger*. Strangers leave a part of all
+//! places to the others, and the strangers of one network leave half of all places to other networks. A new one takes the place
+//! of the oldest stranger of its network, or of the network with the most: a client that opens as many connections as possible
+//! closes its own, and everybody else is served as before.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The connections that are left for others while one address has its maximum. Users behind one proxy share an address, so
-/// it may have much.
+/// The part of all places that the strangers of one network may have is one of this many. Users behind one proxy share an
+/// address, so it may have much.
 const SHARE: usize = 2;
+/// One of this many places is for connections that have shown a key.
+const RESERVE: usize = 4;
 
-type Taken = Mutex<BTreeMap<IpAddr, usize>>;
+/// Of each network its strangers, the oldest first.
+type Strangers = Mutex<BTreeMap<IpAddr, VecDeque<Arc<Standing>>>>;
 
 #[derive(Clone)]
 pub(super) struct Places {
     room: Arc<Semaphore>,
     of_one: usize,
-    taken: Arc<Taken>,
+    of_strangers: usize,
+    strangers: Arc<Strangers>,
+}
+
+/// What the server knows about a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    is_known: AtomicBool,
+    has_to_go: AtomicBool,
+    waits: Mutex<Option<Waker>>,
+}
+
+impl Standing {
+    /// The connection has shown a key.
+    pub(crate) fn has_shown_a_key(&self) {
+        self.is_known.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.is_known.load(Ordering::Relaxed)
+    }
+
+    /// Ready once the connection has to make room for another one.
+    pub(super) fn poll_gone(&self, context: &Context<'_>) -> Poll<()> {
+        if !self.has_to_go.load(Ordering::Acquire) {
+            lock(&self.waits).replace(context.waker().clone());
+        }
+        if self.has_to_go.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn go(&self) {
+        self.has_to_go.store(true, Ordering::Release);
+        if let Some(waker) = lock(&self.waits).take() {
+            waker.wake();
+        }
+    }
 }
 
 /// One connection's; it is free when this goes.
 pub(super) struct Place {
     _permit: Option<OwnedSemaphorePermit>,
-    address: IpAddr,
-    taken: Arc<Taken>,
+    network: IpAddr,
+    standing: Arc<Standing>,
+    strangers: Arc<Strangers>,
+}
+
+impl Place {
+    pub(super) fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
 }
 
 impl Places {
     pub(super) fn new(room: usize) -> Self {
-        Self { room: Arc::new(Semaphore::new(room)), of_one: room / SHARE, taken: Arc::default() }
+        Self {
+            room: Arc::new(Semaphore::new(room)),
+            of_one: room / SHARE,
+            of_strangers: room - room / RESERVE,
+            strangers: Arc::default(),
+        }
     }
 
     /// Waits until there are fewer connections than there may be in all.
@@ -37,40 +91,51 @@ impl Places {
         Arc::clone(&self.room).acquire_owned().await.ok()
     }
 
-    /// `None` if the address has all that it may have.
-    pub(super) fn take(&self, permit: Option<OwnedSemaphorePermit>, address: IpAddr) -> Option<Place> {
-        let address = site(address);
-        let mut taken = lock(&self.taken);
-        let count = taken.entry(address).or_default();
-        if *count >= self.of_one {
-            return None;
+    /// The place of a new connection. A stranger that has to make room for it is told to go.
+    pub(super) fn take(&self, permit: Option<OwnedSemaphorePermit>, address: IpAddr) -> Place {
+        let (network, standing) = (network_of(address), Arc::<Standing>::default());
+        let mut strangers = lock(&self.strangers);
+        for of_one in strangers.values_mut() {
+            of_one.retain(|stranger| !stranger.is_known());
         }
-        *count += 1;
-        Some(Place { _permit: permit, address, taken: Arc::clone(&self.taken) })
+        strangers.retain(|_, of_one| !of_one.is_empty());
+        let own = strangers.get(&network).map_or(0, VecDeque::len);
+        let crowded = if own >= self.of_one {
+            Some(network)
+        } else if strangers.values().map(VecDeque::len).sum::<usize>() >= self.of_strangers {
+            strangers.iter().max_by_key(|(_, of_one)| of_one.len()).map(|(network, _)| *network)
+        } else {
+            None
+        };
+        if let Some(oldest) = crowded.and_then(|network| strangers.get_mut(&network)?.pop_front()) {
+            oldest.go();
+        }
+        strangers.entry(network).or_default().push_back(Arc::clone(&standing));
+        Place { _permit: permit, network, standing, strangers: Arc::clone(&self.strangers) }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = lock(&self.taken);
-        if let Some(count) = taken.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                taken.remove(&self.address);
+        let mut strangers = lock(&self.strangers);
+        if let Some(of_one) = strangers.get_mut(&self.network) {
+            of_one.retain(|stranger| !Arc::ptr_eq(stranger, &self.standing));
+            if of_one.is_empty() {
+                strangers.remove(&self.network);
             }
         }
     }
 }
 
-fn lock(taken: &Taken) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
-    taken.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One site has all addresses of a network of IPv6 (64 bits).
-fn site(address: IpAddr) -> IpAddr {
+/// Who has one address often has its whole network: 24 bits of IPv4, 64 of IPv6.
+fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        address @ IpAddr::V4(_) => address,
+        IpAddr::V4(address) => IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() >> 8 << 8)),
     }
 }
 
@@ -78,19 +143,36 @@ fn site(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    fn has_to_go(place: &Place) -> bool {
+        place.standing.poll_gone(&Context::from_waker(Waker::noop())).is_ready()
+    }
+
     #[test]
-    fn one_address_leaves_half_to_the_others() {
-        let places = Places::new(4);
+    fn one_network_has_half_and_its_new_ones_replace_its_old_ones() {
+        let places = Places::new(8);
         let take = |address: &str| places.take(None, address.parse().unwrap());
-        let held = [take("10.0.0.1"), take("::ffff:10.0.0.1")];
-        assert!(held.iter().all(Option::is_some));
-        assert!(take("10.0.0.1").is_none());
-        let others = [take("10.0.0.2"), take("2001:db8::1"), take("2001:db8::2:1")];
-        assert!(others.iter().all(Option::is_some));
-        assert!(take("2001:db8::ffff:0:0:3").is_none(), "the same network");
-        drop(held);
-        assert!(take("10.0.0.1").is_some(), "it has ended its connections");
-        drop(others);
-        assert!(lock(&places.taken).is_empty(), "who is gone is forgotten");
+        let held = ["10.0.0.1", "::ffff:10.0.0.2", "10.0.0.255", "10.0.0.1"].map(take);
+        assert!(!held.iter().any(has_to_go));
+        let fifth = take("10.0.0.9");
+        assert_eq!(held.each_ref().map(has_to_go), [true, false, false, false]);
+        // Other networks: six of eight places are for strangers, and the network that has the most makes room.
+        let others = ["10.0.1.1", "2001:db8::1", "2001:db8::2:1"].map(take);
+        assert!(!others.iter().any(has_to_go) && !has_to_go(&fifth));
+        assert_eq!(held.each_ref().map(has_to_go), [true, true, false, false]);
+        drop((held, fifth, others));
+        assert!(lock(&places.strangers).is_empty(), "who is gone is forgotten");
+    }
+
+    #[test]
+    fn who_has_shown_a_key_stays() {
+        let places = Places::new(4);
+        let take = || places.take(None, "10.0.0.1".parse().unwrap());
+        let known = [take(), take()];
+        known.iter().for_each(|place| place.standing.has_shown_a_key());
+        let strangers: Vec<Place> = (0..10).map(|_| take()).collect();
+        assert!(!known.iter().any(has_to_go));
+        assert_eq!(strangers.iter().filter(|place| !has_to_go(place)).count(), 2);
+        // The negative control: without a key they would have been the first to go.
+        assert!(has_to_go(&strangers[0]));
     }
 }

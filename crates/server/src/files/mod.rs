@@ -206,6 +206,7 @@ async fn check(
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
     match app.caller(authorization.or(cookie.as_deref()), &peer.address.ip().to_string()).await {
         Ok(who) => {
+            peer.standing.has_shown_a_key();
             request.extensions_mut().insert(who);
             next.run(request).await
         }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{ConnectInfo, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -19,6 +19,7 @@ use super::history::Kind;
 use super::own;
 use super::session::{Session, refuse};
 use crate::app::Call;
+use crate::door::Peer;
 use crate::error::ApiError;
 use cantle_store::TaskFilter;
 
@@ -26,9 +27,16 @@ use cantle_store::TaskFilter;
 const GPU: &str = "gpu";
 
 /// `GET /ui/-/stream`
-pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+pub(crate) async fn events(
+    State(ui): State<Ui>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Response {
     let session = match Session::of(&ui, &headers) {
-        Ok(session) => session,
+        Ok(session) => {
+            peer.standing.has_shown_a_key();
+            session
+        }
         Err(error) => return refuse(&error),
     };
     match ui.feed.listen() {
