@@ -118,6 +118,8 @@ test("a task is stopped after a yes", async () => {
 
 test("a stopped task can be requeued and run again", async () => {
   await page.getByRole("button", { name: "Requeue" }).click();
+  assert.ok((await page.getByRole("dialog").textContent()).includes("output, graphs and artifacts of the last run are deleted"));
+  await page.getByRole("button", { name: "Yes, requeue" }).click();
   await page.getByTestId("task").getByText("running").waitFor();
   const runs = page.getByTestId("runs");
   await runs.locator('[data-run="2"]').getByText("running").waitFor();

@@ -58,6 +58,10 @@ export function requeue(task: TaskView): Action {
     label: `requeue ${task.name}`,
     allowed: mayChange(task),
     cli: cantle("requeue", task.id),
+    // What never ran has nothing to lose.
+    ...(task.state !== "created" && {
+      confirm: `Requeue “${task.name}”? Its output, graphs and artifacts of the last run are deleted. “Run again” keeps them.`,
+    }),
     run: async () => {
       await call("tasks.reset", { task: task.id, force: true });
       await call("tasks.enqueue", { task: task.id, queue_name: task.queue });

@@ -28,7 +28,7 @@ use crate::cmd::server::ServerArgs;
 use crate::cmd::sim::SimCommand;
 use crate::cmd::simulate::SimulateArgs;
 use crate::cmd::submit::SubmitArgs;
-use crate::cmd::task::{LogsArgs, TasksArg, WhyArgs};
+use crate::cmd::task::{LogsArgs, RequeueArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
 use crate::cmd::users::{AuditArgs, UsersCommand};
@@ -102,7 +102,7 @@ pub(crate) enum Command {
     /// Stop tasks
     Stop(TasksArg),
     /// Put tasks back into their queue
-    Requeue(TasksArg),
+    Requeue(RequeueArgs),
     /// Move a waiting task in its queue, to another queue, or out of it
     Move(MoveArgs),
     /// Show GPUs, slices and tasks live

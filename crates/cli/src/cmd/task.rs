@@ -14,7 +14,7 @@ use crate::complete;
 use crate::connect::{Connection, no_task};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
-use crate::out::{Format, Printer};
+use crate::out::{self, Format, Printer};
 
 /// Events of a task's log that one request asks for.
 const LOG_PAGE: u64 = 500;
@@ -29,12 +29,22 @@ pub(crate) struct WhyArgs {
     task: String,
 }
 
-/// `cantle stop`, `cantle requeue`
+/// `cantle stop`
 #[derive(Args, Debug)]
 pub(crate) struct TasksArg {
     /// Ids of the tasks
     #[arg(value_name = "TASK", required = true, add = ArgValueCompleter::new(complete::tasks))]
     tasks: Vec<String>,
+}
+
+/// `cantle requeue`
+#[derive(Args, Debug)]
+pub(crate) struct RequeueArgs {
+    #[command(flatten)]
+    tasks: TasksArg,
+    /// Do not ask before the output of an ended task is deleted; needed without a terminal
+    #[arg(short, long)]
+    yes: bool,
 }
 
 /// `cantle logs`
@@ -181,9 +191,36 @@ fn is_on_lost_node(server: &Connection, task: &str) -> Result<bool, CliError> {
     Ok(server.call(&GetNodes {})?.nodes.iter().any(|other| other.node == node && !other.alive))
 }
 
+/// Asks before the output of tasks that ended is deleted. A task that is rescued from a lost node is not meant: it has no result.
+fn confirm_requeue(server: &Connection, tasks: &[String]) -> Result<(), CliError> {
+    let mut ended = Vec::new();
+    for task in tasks {
+        ended.extend(Some(view(server, task)?).filter(|task| task.state.is_final()));
+    }
+    let named = match ended.as_slice() {
+        [] => return Ok(()),
+        [task] => format!("task {} ({}) is {}", task.id, task.name, task.state),
+        many => format!("{} tasks have ended", many.len()),
+    };
+    if !out::has_somebody_to_ask() {
+        let error = CliError::new(ErrorKind::Usage, format!("requeue: {named}, and nobody to ask"));
+        return Err(error
+            .with_hint("requeue deletes the output, graphs and artifacts of the last run: --yes does it")
+            .with_hint("to keep them, submit the command again"));
+    }
+    if out::ask(&format!("{named}. Requeue, and delete the output, graphs and artifacts of the last run?")) {
+        return Ok(());
+    }
+    Err(CliError::new(ErrorKind::Failed, "nothing was requeued"))
+}
+
 /// Puts tasks that ended, or whose node is lost, back into the queue they came from.
-pub(crate) fn requeue(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandResult {
+pub(crate) fn requeue(context: &Context, args: &RequeueArgs) -> CommandResult {
     let server = Connection::open(context)?;
+    let tasks = &args.tasks.tasks;
+    if !args.yes {
+        confirm_requeue(&server, tasks)?;
+    }
     for task in tasks {
         let found = server.about(task, &GetById { task: task.clone() })?.task;
         let queue = found.execution.queue.ok_or_else(|| {
