@@ -97,3 +97,14 @@ def test_without_root_the_preload_library_enforces(cantle, home_of_nobody):
     assert records[0]["refused_code"] == 2
 
 
+
+
+def test_a_program_gets_the_signals_for_checkpoints(cantle, tmp_path):
+    for name in ("USR1", "USR2"):
+        saved = tmp_path / name
+        script = f"trap 'touch {saved}; exit 7' {name}; touch {saved}.ready; while :; do sleep 0.1; done"
+        run = cantle.start("run", "--gpu", "0.5", "--", "sh", "-c", script, log=f"{name}.log")
+        wait_until((tmp_path / f"{name}.ready").exists, 60, lambda name=name: cantle.log(f"{name}.log"))
+        run.send_signal(getattr(signal, f"SIG{name}"))
+        assert run.wait(timeout=60) == 7, cantle.log(f"{name}.log")
+        assert saved.exists()

@@ -23,7 +23,7 @@ pub(crate) struct Attached {
     signals: Signals,
 }
 
-/// Starts a task with this process's own stdin, stdout and stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT that this
+/// Starts a task with this process's own stdin, stdout and stderr. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 that this
 /// process gets while it waits go to the task. Needs a tokio runtime.
 ///
 /// One such task per process: this process becomes the reaper of everything the task leaves behind, so it must have

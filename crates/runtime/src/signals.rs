@@ -26,6 +26,9 @@ pub(crate) fn for_task(terminal: FromTerminal) -> io::Result<Signals> {
         (SignalKind::quit(), Signal::SIGQUIT, forwarded),
         (SignalKind::terminate(), Signal::SIGTERM, true),
         (SignalKind::hangup(), Signal::SIGHUP, true),
+        // By which people ask their programs for a checkpoint.
+        (SignalKind::user_defined1(), Signal::SIGUSR1, true),
+        (SignalKind::user_defined2(), Signal::SIGUSR2, true),
     ];
     let (sender, signals) = mpsc::unbounded_channel();
     for (kind, number, forwarded) in kinds {
