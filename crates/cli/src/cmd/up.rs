@@ -15,6 +15,7 @@ use super::server::{ListenArgs, bind};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::{report_ready, until_signal};
+use crate::out;
 
 /// `cantle up`
 #[derive(Args, Debug)]
@@ -55,7 +56,13 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
         wait_for_node(&client, &mut agent).await?;
         context.printer.data(&format!("cantle is up: {url}"));
         report_ready();
-        context.printer.data(&format!("access key {}, secret key {}", keys.access_key, keys.secret_key));
+        // Elsewhere this is a file, or the journal of the system, which others read.
+        let secret = if out::on_terminal() {
+            keys.secret_key.as_str()
+        } else {
+            "not shown: cantle credentials prints it"
+        };
+        context.printer.data(&format!("access key {}, secret key {secret}", keys.access_key));
         let early = tokio::select! {
             ended = &mut agent => Some(ended),
             () = until_signal() => None,
