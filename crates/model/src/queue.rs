@@ -71,6 +71,9 @@ impl QueueSpec {
         if name.is_empty() {
             return Err(QueueSpecError::NoName(text.to_owned()));
         }
+        if name.contains(',') {
+            return Err(QueueSpecError::Several(text.to_owned(), text.replace(',', " ")));
+        }
         let want = match spec.split_once('-') {
             _ if spec == "task" => QueueWant::Task,
             _ if spec == "none" => QueueWant::None,
@@ -117,6 +120,9 @@ pub enum QueueSpecError {
     /// Nothing before the `=`.
     #[error("--queue {0}: the queue has no name; write NAME=SPEC, for example half_gpu=0.5")]
     NoName(String),
+    /// Several in one, or a name that would read like that.
+    #[error("--queue {0}: the name of a queue has no comma; for several queues write --queue {1}")]
+    Several(String, String),
     /// Not a number.
     #[error(
         "--queue {0}: not a number of GPUs; write a multiple of 0.125 up to 1, a whole number, MIN-MAX, task or none"
@@ -170,6 +176,10 @@ mod tests {
         assert!(says("x=-2").contains("not a number of GPUs"));
         assert!(says("half_gpu").contains("NAME=SPEC"));
         assert!(says("=1").contains("no name"));
+        assert_eq!(
+            says("a=1,b=2"),
+            "--queue a=1,b=2: the name of a queue has no comma; for several queues write --queue a=1 b=2"
+        );
         assert!(says("o=3-1").contains("MIN ≤ MAX"));
         assert!(says("o=0.25-1").contains("whole GPUs"));
     }
