@@ -145,10 +145,14 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value"));
     let usage = |message: &str| CliError::new(ErrorKind::Usage, message);
     let help = format!("see {} --help", command(&text));
-    let error = match (no_number(error), ours, similar(error)) {
+    let known = similar(error).or_else(|| mistyped(error));
+    let error = match (no_number(error), ours, known) {
         (Some(message), ..) => usage(&message),
         (_, Some((_, message)), _) => usage(&named(error, message)),
         (.., Some(known)) => usage(line).with_hint(format!("did you mean {known}?")),
+        _ if is_a_command(error, &text) => {
+            usage(line).with_hint("write -- before the command").with_hint(help)
+        }
         // In place of an error, clap has all of the help here.
         _ if error.kind() == ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             usage("the command is missing").with_hint(help)
@@ -201,6 +205,34 @@ fn similar(error: &clap::Error) -> Option<String> {
     }
 }
 
+/// The command that was probably meant where clap suggests none: with two letters exchanged, or one wrong, missing or too much.
+fn mistyped(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let commands = Cli::command();
+    let mut names =
+        commands.get_subcommands().filter(|known| !known.is_hide_set()).map(clap::Command::get_name);
+    names.find(|name| is_one_slip(given, name)).map(str::to_owned)
+}
+
+fn is_one_slip(given: &str, name: &str) -> bool {
+    let (given, name): (Vec<char>, Vec<char>) = (given.chars().collect(), name.chars().collect());
+    let same = given.iter().zip(&name).take_while(|(a, b)| a == b).count();
+    let (given, name) = (&given[same..], &name[same..]);
+    let tail = |list: &[char], n: usize| list.get(n..).unwrap_or_default().to_vec();
+    let exchanged = given.len() > 1 && name.len() > 1 && given[0] == name[1] && given[1] == name[0];
+    (exchanged && tail(given, 2) == tail(name, 2))
+        || tail(given, 1) == tail(name, 1)
+        || tail(given, 1) == name
+        || given == tail(name, 1)
+}
+
+/// A word where an option was expected, of a command that runs others: `cantle run --gpu 0.5 python3 train.py`.
+fn is_a_command(error: &clap::Error, text: &str) -> bool {
+    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let takes_commands = text.split_once("Usage:").is_some_and(|(_, usage)| usage.contains("-- <CMD>"));
+    error.kind() == ClapErrorKind::UnknownArgument && !argument.starts_with('-') && takes_commands
+}
+
 /// Log lines go to stderr, spans to a collector if there is one.
 fn observe(global: &Global) -> Option<otlp::Exporter> {
     let level = match (global.quiet, global.verbose) {
@@ -232,4 +264,19 @@ fn observe(global: &Global) -> Option<otlp::Exporter> {
 
 fn is_line(metadata: &Metadata<'_>) -> bool {
     metadata.is_event()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_one_slip;
+
+    #[test]
+    fn one_slip_of_the_finger() {
+        for given in ["rnu", "rn", "run1", "ron", "urn", "un"] {
+            assert!(is_one_slip(given, "run"), "{given}");
+        }
+        for given in ["up", "nur", "r", "rnux"] {
+            assert!(!is_one_slip(given, "run"), "{given}");
+        }
+    }
 }
