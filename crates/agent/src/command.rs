@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::Path;
 
 use cantle_clearml::{CLEARML_AGENT, runnable, sdk_command, tasks};
 use cantle_node::{Command, NodeError};
@@ -43,7 +44,13 @@ pub(crate) fn is_sdk(argv: &[OsString]) -> bool {
     argv.first().is_some_and(|program| program == CLEARML_AGENT)
 }
 
+/// A path as the value of a variable that ClearML's programs read as HOCON.
+fn hocon(path: &Path) -> OsString {
+    serde_json::Value::from(path.to_string_lossy()).to_string().into()
+}
+
 /// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token of this run.
+/// A task needs no `clearml.conf`: it gets all addresses of its server, and the authorities that vouch for it.
 fn environment(
     task: &tasks::Task,
     config: &AgentConfig,
@@ -57,9 +64,19 @@ fn environment(
         ("CLEARML_WORKER_ID", worker),
     ]
     .into_iter()
+    .chain(config.hosts.web.as_deref().map(|url| ("CLEARML_WEB_HOST", url)))
+    .chain(config.hosts.files.as_deref().map(|url| ("CLEARML_FILES_HOST", url)))
     .map(|(name, value)| (name.to_owned(), value.into()))
+    .chain(authorities(config))
     .chain(config.task_env.clone())
     .collect()
+}
+
+/// The server's authorities, for the SDK and for ClearML's agent only: `REQUESTS_CA_BUNDLE` would replace those of every other
+/// server that a task calls. A container does not have the file.
+fn authorities(config: &AgentConfig) -> Vec<(String, OsString)> {
+    let Some(ca) = config.tls.ca.as_ref().filter(|_| config.docker.is_none()) else { return Vec::new() };
+    ["CLEARML", "CLEARML_AGENT"].map(|of| (format!("{of}__API__VERIFY_CERTIFICATE"), hocon(ca))).into()
 }
 
 /// Without ClearML's agent, "command not found" would leave people wondering which command.
@@ -126,6 +143,23 @@ mod tests {
         let command = of_task(&tasks::Task { script, ..task() }, &config, "w", "token").unwrap();
         assert_eq!(command.argv, ["clearml-agent", "execute", "--disable-monitoring", "-O", "--id", "7"]);
         assert_eq!(command.env.get("CLEARML_AGENT_GIT_USER"), Some(&"me".into()));
+    }
+
+    #[test]
+    fn a_task_gets_every_address_of_its_server() {
+        let request = TaskRequest { command: vec!["true".to_owned()], ..TaskRequest::default() };
+        let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
+        let env = |config: &AgentConfig| of_task(&task, config, "w", "token").unwrap().env;
+        let names = ["CLEARML_WEB_HOST", "CLEARML_FILES_HOST"];
+        assert!(names.iter().all(|name| !env(&config()).contains_key(*name)), "ClearML's server has its own");
+        let mut config = config();
+        config.hosts.files = Some("s3://bucket".to_owned());
+        config.hosts.complete("http://127.0.0.1:8008/");
+        config.tls.ca = Some("/etc/ca.crt".into());
+        let given = env(&config);
+        assert_eq!(given.get("CLEARML_WEB_HOST"), Some(&"http://127.0.0.1:8008/ui".into()));
+        assert_eq!(given.get("CLEARML_FILES_HOST"), Some(&"s3://bucket".into()), "what was set stays");
+        assert_eq!(given.get("CLEARML__API__VERIFY_CERTIFICATE"), Some(&"\"/etc/ca.crt\"".into()));
     }
 
     #[test]

@@ -48,6 +48,25 @@ impl AllocationMode {
     }
 }
 
+/// The addresses of the web page and of the file server, which ClearML's SDK cannot derive from that of the API, unless it
+/// is that of a ClearML server on its default ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// `api.web_server`, `CLEARML_WEB_HOST`.
+    pub web: Option<String>,
+    /// `api.files_server`, `CLEARML_FILES_HOST`.
+    pub files: Option<String>,
+}
+
+impl Hosts {
+    /// Fills in what was not set with the addresses of a cantle server, which has all of it under one address.
+    pub(crate) fn complete(&mut self, server: &str) {
+        let url = server.trim_end_matches('/');
+        self.web.get_or_insert_with(|| format!("{url}/ui"));
+        self.files.get_or_insert_with(|| format!("{url}/files"));
+    }
+}
+
 /// Settings of [`crate::daemon`].
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
@@ -57,6 +76,8 @@ pub struct AgentConfig {
     pub credentials: Credentials,
     /// Which servers the agent trusts, and the certificate that it shows to them.
     pub tls: ClientTls,
+    /// The addresses that tasks get, besides that of the server.
+    pub hosts: Hosts,
     /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
     pub name: String,
     /// A worker id to use as it is (`CLEARML_WORKER_ID`), instead of one made of name and GPUs.
@@ -131,6 +152,7 @@ impl AgentConfig {
             server,
             credentials,
             tls: ClientTls::default(),
+            hosts: Hosts::default(),
             name: "node".to_owned(),
             worker_id: None,
             queues: Vec::new(),

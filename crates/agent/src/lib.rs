@@ -59,7 +59,7 @@ mod view;
 mod worker_id;
 
 pub use agent::daemon;
-pub use config::{AgentConfig, AllocationMode};
+pub use config::{AgentConfig, AllocationMode, Hosts};
 pub use error::AgentError;
 pub use executor::AbortCommand;
 pub use planner::{Hours, Schedule, ScheduleError};

@@ -4,6 +4,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::Arc;
 
+use cantle_clearml::leases::RenewLeases;
 use cantle_clearml::{Client, workers};
 use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
@@ -67,6 +68,9 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     let server = Client::with_tls(&config.server, config.credentials.clone(), &config.tls)?;
     let node = NodeStore::open(&config.node_dir())?;
     let queues = Vigil::new(driver.as_ref(), &gpus, &node).queues(&server, &mut config).await?;
+    if is_cantle(&server, &node_name).await? {
+        config.hosts.complete(&config.server);
+    }
     let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
     let launcher = launcher.with_privileges(config.privileges);
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
@@ -114,6 +118,15 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         _compute: compute,
     };
     Ok(Agent::new(env, claim, history))
+}
+
+/// Is the server cantle's? An answer of any kind but "no such call" says so: this worker may lack the right to ask.
+async fn is_cantle(server: &Client, node: &str) -> Result<bool, AgentError> {
+    match server.call_extended(&RenewLeases { node: node.to_owned(), leases: Vec::new() }).await {
+        Ok(answer) => Ok(answer.is_some()),
+        Err(error) if error.is_temporary() => Err(error.into()),
+        Err(_) => Ok(true),
+    }
 }
 
 /// An agent with all GPUs of the machine is the machine. Any other is a node of its own: it reports nothing about its

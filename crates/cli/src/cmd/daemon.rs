@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AbortCommand, AgentConfig, AllocationMode, Hours, Schedule};
+use cantle_agent::{AbortCommand, AgentConfig, AllocationMode, Hosts, Hours, Schedule};
 use cantle_clearml::Conf;
 use clap::Args;
 use tokio::sync::watch;
@@ -173,6 +173,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     // All checks run before the agent goes to the background.
     cantle_agent::check(&config)?;
     (config.server, config.credentials) = connect::address(context)?;
+    add_hosts(&mut config, &conf);
     config.tls = context.global.tls();
     args.foreign.needless().for_each(|note| context.printer.say(note));
     if args.detached && !context.global.background {
@@ -279,6 +280,16 @@ fn cpu_slot(config: &AgentConfig, running: bool) -> Result<usize, CliError> {
     };
     // One more than there are agents is always free.
     Ok((0..=agents.len()).find(|slot| runs(slot) == running).unwrap_or(0))
+}
+
+/// The addresses of a `clearml.conf` that is about this server.
+fn add_hosts(config: &mut AgentConfig, conf: &Conf) {
+    let same = |url: String| url.trim_end_matches('/') == config.server.trim_end_matches('/');
+    if conf.text("api.api_server").is_some_and(same) {
+        let AgentConfig { hosts: Hosts { web, files }, .. } = config;
+        *web = web.take().or_else(|| conf.text("api.web_server"));
+        *files = files.take().or_else(|| conf.text("api.files_server"));
+    }
 }
 
 fn schedule(args: &DaemonArgs, conf: &Conf) -> Result<Schedule, CliError> {

@@ -5,7 +5,7 @@ mod policy;
 
 use std::time::Duration;
 
-use cantle_agent::{AgentConfig, AgentError, AllocationMode};
+use cantle_agent::{AgentConfig, AgentError, AllocationMode, Hosts};
 use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
 use cantle_node::{Adopt, Watch, WholeGpu};
@@ -56,6 +56,12 @@ pub(super) struct ServeArgs {
     /// When asked to stop, leave running tasks to the next agent, which adopts them, instead of stopping them
     #[arg(long)]
     keep_tasks: bool,
+    /// Address of the web page that tasks get
+    #[arg(long, hide = true, value_name = "URL", env = "CLEARML_WEB_HOST")]
+    web_host: Option<String>,
+    /// Address of the file server that tasks get
+    #[arg(long, hide = true, value_name = "URL", env = "CLEARML_FILES_HOST")]
+    files_host: Option<String>,
     /// Name of the worker [default: the name of the host]
     #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
     pub(super) worker_name: Option<String>,
@@ -143,6 +149,7 @@ pub(super) fn agent_config(
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     serve.privileges.check(config.docker.is_some())?;
+    config.hosts = Hosts { web: serve.web_host.clone(), files: serve.files_host.clone() };
     config.metrics_listen.clone_from(&serve.metrics_listen);
     config.keep_tasks = serve.keep_tasks;
     Ok(config)
