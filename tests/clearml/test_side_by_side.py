@@ -53,3 +53,17 @@ def test_a_task_knows_the_addresses_of_its_server(server):
     assert page.startswith(f"{server.url}/ui/") and requests.get(page, timeout=60).status_code == 200, page
     files = [path.name for path in (server.data / "files").rglob("*") if path.is_file()]
     assert len(files) == 3, f"an artifact, an image and a model: {files}"
+
+
+def test_deleting_a_task_with_files_is_no_error(server):
+    """The server deletes the files, then the SDK asks for each, an administrator's as well as a member's."""
+    server.api("projects.create", name="P1", description="")
+    anna = server.api("cantle.add_user", name="anna", role="member", project="P1")
+    keys = {"CLEARML_API_ACCESS_KEY": anna["access_key"], "CLEARML_API_SECRET_KEY": anna["secret_key"]}
+    job = UPLOADS.replace("Task.init(", "Task.init('P1', 'deleted', ") + "{}\ntask.close()\nanswer = task.id\n"
+    delete = "from clearml import Task\nanswer = bool(Task.get_task(task_id={!r}).delete(raise_on_error=True))\n"
+    for model, who in [(MODEL, {}), ("", keys)]:
+        task = server.sdk(job.replace("{}\n", model), **who)
+        assert server.sdk(delete.format(task), **who) is True
+        assert [path for path in (server.data / "files").rglob("*") if task in str(path)] == []
+    assert list((server.data / "files").iterdir()) == [], "directories that are empty go too"

@@ -26,7 +26,8 @@ pipelines, hyperparameter optimization, triggers) call none of them.
 
 * A request for a list with a parameter that cantle does not know answers 400. ClearML ignores the parameter.
 * `tasks.delete` deletes files only with `delete_external_artifacts`, and models only with `delete_output_models`. ClearML's default for both is
-  true. The SDK deletes files itself, and reports a failure for a file that is already gone.
+  true. The SDK then deletes each file itself. A `DELETE` of a file that is already gone answers 200, if the file was the caller's to delete or its
+  task is gone too.
 * `models.delete` deletes the entry, not the file. The answer contains the address of the file.
 * `organization.get_entities_count` counts without filters. A filter answers 400.
 * `events.clear_task_log` has no `include_metrics` and no `exclude_metrics`. They answer 400.

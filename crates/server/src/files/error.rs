@@ -35,6 +35,11 @@ impl From<ApiError> for FileError {
 }
 
 impl FileError {
+    /// The call was about an object that is not there.
+    pub(super) fn is_gone(&self) -> bool {
+        self.status() == StatusCode::NOT_FOUND && !matches!(self, Self::NotAllowed(_))
+    }
+
     fn status(&self) -> StatusCode {
         match self {
             Self::NotAllowed(error) => StatusCode::from_u16(error.code).unwrap_or(StatusCode::FORBIDDEN),

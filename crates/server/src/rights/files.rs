@@ -31,6 +31,12 @@ pub(crate) async fn may_use_file(
     }
 }
 
+/// Is it in the directory of a task that exists, or of none? Both are somebody's: the latter the administrators'.
+pub(crate) async fn has_owner(app: &Arc<App>, path: &str) -> Result<bool, ApiError> {
+    let tasks: Vec<String> = path.split('/').filter_map(task_of).map(str::to_owned).collect();
+    Ok(tasks.is_empty() || !app.store.owned_tasks(&tasks).await?.is_empty())
+}
+
 /// The id in `NAME.ID`.
 fn task_of(part: &str) -> Option<&str> {
     let (_, id) = part.rsplit_once('.')?;

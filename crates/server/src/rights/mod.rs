@@ -19,7 +19,7 @@ mod table;
 
 pub(crate) use allowed::{Allowed, Passed, act, object};
 pub(crate) use bootstrap::bootstrap;
-pub(crate) use files::may_use_file;
+pub(crate) use files::{has_owner, may_use_file};
 pub(crate) use guard::check;
 pub(crate) use own_run::lasts;
 pub(crate) use people::{
