@@ -1,9 +1,13 @@
 """Tasks of ClearML's SDK as a new user has them: no clearml.conf, an empty home, several at once on one machine."""
 
+import os
 import sys
 
 from conftest import wait_until
 from ours import command, daemon, ended
+
+# `make soak` runs 32.
+TASKS = int(os.environ.get("CANTLE_TEST_SIDE_BY_SIDE", "4"))
 
 # A task that an agent runs uploads models to where the server says, not to where its code says; so the address is given.
 MODEL = """
@@ -67,3 +71,37 @@ def test_deleting_a_task_with_files_is_no_error(server):
         assert server.sdk(delete.format(task), **who) is True
         assert [path for path in (server.data / "files").rglob("*") if task in str(path)] == []
     assert list((server.data / "files").iterdir()) == [], "directories that are empty go too"
+
+
+def sdk_task(server, text, packages):
+    """A task whose code and packages ClearML's agent sets up, as `clearml-task` makes it."""
+    (server.home / "job.py").write_text(text)
+    words = ["--project", "P1", "--name", "base", "--script", "job.py", "--skip-task-init", "--packages", *packages]
+    out = server.run(["clearml-task", *words], CLEARML_WEB_HOST=server.url, CLEARML_FILES_HOST=f"{server.url}/files")
+    return next(word[3:] for line in out.splitlines() for word in line.split() if word.startswith("id="))
+
+
+def test_tasks_side_by_side_have_environments_of_their_own(server):
+    """Each installs a package, or copies what another has installed; none disturbs another, and nothing of theirs stays."""
+    home = fresh(server)
+    server.queue("eighth")
+    daemon(server, "--queue", "eighth=0.125", "--polling-interval", "0.2", TMPDIR=str(home / "tmp"))
+    base = sdk_task(server, "import six, sys\nprint('ran in', sys.prefix, six.__version__, flush=True)\n", ["six==1.17.0"])
+    tasks = [server.api("tasks.clone", task=base, new_task_name=str(n))["id"] for n in range(TASKS)]
+    for task in tasks:
+        server.api("tasks.enqueue", task=task, queue_name="eighth")
+    states = ended(server, *tasks, seconds=300 + 30 * TASKS)
+    assert states == ["completed"] * TASKS, [server.log_of(t)[-3000:] for t, s in zip(tasks, states) if s != "completed"][:2]
+    wait_until(lambda: all("ran in" in server.log_of(task) for task in tasks), 60, "the logs")
+    builds = home / ".clearml/venvs-builds"
+    prefixes = {line.split()[2] for task in tasks for line in server.log_of(task).splitlines() if line.startswith("ran in")}
+    assert len(prefixes) == TASKS and all(str(builds) in prefix for prefix in prefixes), prefixes
+    left = lambda: [path for path in (home / ".clearml").glob("venvs-builds*/*")]
+    wait_until(lambda: not left(), 60, f"the directories of tasks are gone: {left()}")
+    [entry] = [path for path in (home / ".clearml/venvs-cache").iterdir() if path.is_dir()]
+    # Now a broken entry, as a kill in the middle of its removal leaves it: it is found, and thrown away.
+    [lost] = entry.glob("lib/python*/site-packages/six.py")
+    lost.unlink()
+    again = server.api("tasks.clone", task=base, new_task_name="again")["id"]
+    server.api("tasks.enqueue", task=again, queue_name="eighth")
+    assert ended(server, again, seconds=300) == ["completed"], server.log_of(again)[-3000:]

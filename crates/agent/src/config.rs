@@ -13,7 +13,7 @@ use cantle_node::{Docker, NodeStore, Watch};
 use cantle_runtime::{BackendChoice, Privileges};
 use cantle_sched::Policy;
 
-use crate::{AbortCommand, Schedule};
+use crate::{AbortCommand, Schedule, SdkDirectories};
 
 /// What the agent allocates to its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +122,8 @@ pub struct AgentConfig {
     pub report_tags: Vec<String>,
     /// More arguments for `clearml-agent execute`, which runs code of ClearML's SDK.
     pub sdk_words: Vec<String>,
+    /// Where ClearML's agent works.
+    pub sdk: SdkDirectories,
     /// Set for every task, besides what every task gets.
     pub task_env: BTreeMap<String, OsString>,
     /// Run tasks in containers.
@@ -175,6 +177,7 @@ impl AgentConfig {
             ping_every: Duration::from_secs(60),
             report_tags: Vec::new(),
             sdk_words: Vec::new(),
+            sdk: SdkDirectories::default(),
             task_env: BTreeMap::new(),
             docker: None,
             wish: BackendChoice::Auto,

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cantle_clearml::{cantle, tasks};
 use cantle_model::LeaseId;
 use cantle_node::{Command, NodeError};
+use tokio::task::spawn_blocking;
 
 use crate::command;
 use crate::environment::Environment;
+use crate::sdk;
 use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
 
 /// A task under a lease. The claims pass it to the executor, and the executor to the reporter. The part that owns it
@@ -49,11 +51,34 @@ impl Entry {
         task: &tasks::Task,
         token: &str,
     ) -> Result<Command, NodeError> {
-        let command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
+        let mut command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
         self.job.name.clone_from(&task.name);
+        // A container has directories of its own.
+        if command::is_sdk(&command.argv) && env.config.docker.is_none() {
+            self.job.workspace = env.config.sdk.workspace(&self.job.lease);
+            command.env.extend(self.job.workspace.as_deref().map(command::in_workspace));
+        }
         self.job.command = Some(command.clone());
         self.dir.write(&self.job)?;
         Ok(command)
+    }
+
+    /// Removes its files, and what ClearML's agent set up for it: first that, so that a kill in between leaves a record of it.
+    pub(crate) fn remove_files(self) {
+        let Self { dir, job, .. } = self;
+        let remove_record = move || {
+            if let Err(error) = dir.remove() {
+                tracing::error!(%error, "the files of a task that is over stay on disk");
+            }
+        };
+        match job.workspace {
+            None => remove_record(),
+            // An environment has ten thousand files and more.
+            Some(workspace) => drop(spawn_blocking(move || {
+                sdk::remove(&workspace);
+                remove_record();
+            })),
+        }
     }
 
     /// The report of it for `cantle.report_task`.

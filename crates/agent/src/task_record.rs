@@ -54,6 +54,9 @@ pub(crate) struct TaskRecord {
     /// The number of the run, from a server that gives one: it refuses what an older run reports.
     #[serde(default)]
     pub(crate) run: Option<i64>,
+    /// The directory in which ClearML's agent sets it up; it is removed with these files.
+    #[serde(default)]
+    pub(crate) workspace: Option<PathBuf>,
     /// The command; known as soon as the task is claimed and about to start.
     pub(crate) command: Option<Command>,
 }
@@ -191,6 +194,7 @@ mod tests {
             daemon: Holder { pid: 1, start_ticks: 0 },
             claimed: false,
             run: None,
+            workspace: None,
             command: None,
         }
     }

@@ -18,6 +18,23 @@ pub(crate) fn of_user(global: &Global) -> Result<Option<Conf>, CliError> {
     home.map_or(Ok(None), |home| read(&home.join("clearml.conf")))
 }
 
+/// The file that ClearML's programs would read here: the one that was named, or else the user's own.
+pub(crate) fn effective(global: &Global) -> Result<Conf, CliError> {
+    Ok(match named(global)? {
+        Some(conf) => conf,
+        None => of_user(global)?.unwrap_or_default(),
+    })
+}
+
+/// A directory of ClearML's agent. `None` without a home, where the default is.
+pub(crate) fn directory(conf: &Conf, key: &str, default: &str) -> Option<PathBuf> {
+    let path = conf.text(key).unwrap_or_else(|| default.to_owned());
+    match path.strip_prefix("~/") {
+        None => Some(PathBuf::from(path)).filter(|path| path.is_absolute()),
+        Some(rest) => variable("HOME").map(|home| Path::new(&home).join(rest)),
+    }
+}
+
 fn read(path: &Path) -> Result<Option<Conf>, CliError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Conf::parse(&text, &variable).map(Some).map_err(|error| unreadable(path, error)),

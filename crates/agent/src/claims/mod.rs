@@ -149,10 +149,9 @@ impl Pending {
 
     /// Drops a lease under which nothing was started.
     fn release(self, env: &Environment) {
-        if let Err(error) = self.entry.dir.remove() {
-            tracing::error!(%error, "the files of a dropped task stay on disk");
-        }
-        env.free(&self.entry.job.lease);
+        let lease = self.entry.job.lease.clone();
+        self.entry.remove_files();
+        env.free(&lease);
     }
 }
 
@@ -180,6 +179,7 @@ fn reserve(
         slices,
         claimed: false,
         run: None,
+        workspace: None,
         command: None,
     };
     let dir = TaskFiles::create(&env.jobs_dir, &job)?;

@@ -11,6 +11,7 @@ use cantle_node::{Command, NodeError};
 use cantle_runtime::{ContainerOutput, ContainerSpec, RunningTask, TaskDirectory, TaskSpec, start_detached};
 use tokio::task::spawn_blocking;
 
+use crate::command::is_sdk;
 use crate::container::{Workers, container_spec};
 use crate::entry::Entry;
 use crate::environment::Environment;
@@ -75,6 +76,9 @@ impl Launch {
     /// Everything but a process, and the container, where the task gets one.
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
         let env = Arc::clone(&self.env);
+        if is_sdk(&self.command.argv) && env.config.docker.is_none() {
+            env.config.sdk.tend_cache();
+        }
         let (driver, node) = (env.driver.as_ref(), &env.node);
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
         self.set_compute()?;

@@ -74,9 +74,7 @@ impl Reporter {
                 tracing::warn!(%task, %lease, "the task was given to another node; nothing of this run is reported");
             }
             children::dismiss(env, entry).await?;
-            if let Err(error) = found.remove().dir.remove() {
-                tracing::error!(%error, "the files of a reported task stay on disk");
-            }
+            found.remove().remove_files();
         }
         Ok(())
     }

@@ -148,10 +148,7 @@ impl ForeignArgs {
 
 /// Serves queues, or shows or stops the agents of this machine.
 pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
-    let conf = match clearml_conf::named(&context.global)? {
-        Some(conf) => conf,
-        None => clearml_conf::of_user(&context.global)?.unwrap_or_default(),
-    };
+    let conf = clearml_conf::effective(&context.global)?;
     let mut config = config(context, args, &conf)?;
     if args.status {
         return running::status(context, &config);

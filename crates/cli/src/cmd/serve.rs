@@ -5,7 +5,7 @@ mod policy;
 
 use std::time::Duration;
 
-use cantle_agent::{AgentConfig, AgentError, AllocationMode, Hosts};
+use cantle_agent::{AgentConfig, AgentError, AllocationMode, Hosts, SdkDirectories};
 use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
 use cantle_node::{Adopt, Watch, WholeGpu};
@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use tokio::task::JoinError;
 
 use self::policy::PolicyArgs;
+use crate::clearml_conf;
 use crate::containers::EngineArgs;
 use crate::context::Context;
 use crate::error::{CliError, ErrorKind, as_kind};
@@ -149,10 +150,21 @@ pub(super) fn agent_config(
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     serve.privileges.check(config.docker.is_some())?;
+    config.sdk = sdk_directories(context)?;
     config.hosts = Hosts { web: serve.web_host.clone(), files: serve.files_host.clone() };
     config.metrics_listen.clone_from(&serve.metrics_listen);
     config.keep_tasks = serve.keep_tasks;
     Ok(config)
+}
+
+/// Where `clearml-agent` works, which reads the same file.
+fn sdk_directories(context: &Context) -> Result<SdkDirectories, CliError> {
+    let conf = clearml_conf::effective(&context.global)?;
+    let directory = |key, default| clearml_conf::directory(&conf, key, default);
+    Ok(SdkDirectories {
+        venvs: directory("agent.venvs_dir", "~/.clearml/venvs-builds"),
+        venvs_cache: directory("agent.venvs_cache.path", "~/.clearml/venvs-cache"),
+    })
 }
 
 fn queue(text: &str, is_dynamic: bool) -> Result<QueueSpec, CliError> {
