@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::extract::{self, ConnectInfo, DefaultBodyLimit, RawQuery, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
@@ -118,6 +118,19 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .merge(login::router(Arc::clone(&app)))
         .merge(login::calls(Arc::clone(&app)))
         .layer(middleware::from_fn_with_state(app, open::guard))
+        .layer(middleware::from_fn(close_to_sdk))
+}
+
+/// Closes the connection of ClearML's SDK after each answer, as ClearML's own server does. The SDK keeps connections, and shares
+/// them with the processes that it is forked into: their requests and answers then arrive mixed.
+async fn close_to_sdk(request: extract::Request, next: middleware::Next) -> Response {
+    let headers = request.headers();
+    let is_sdk = headers.contains_key("x-clearml-client") || headers.contains_key("x-trains-client");
+    let mut response = next.run(request).await;
+    if is_sdk {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 pub(crate) async fn answer(

@@ -31,6 +31,8 @@ pipelines, hyperparameter optimization, triggers) call none of them.
 * `models.delete` deletes the entry, not the file. The answer contains the address of the file.
 * `organization.get_entities_count` counts without filters. A filter answers 400.
 * `events.clear_task_log` has no `include_metrics` and no `exclude_metrics`. They answer 400.
+* The server closes a connection of ClearML's SDK after each answer. The SDK shares connections that are kept with the processes that it is forked into,
+  and their requests then arrive mixed at any server.
 * There is one company.
 
 ";
