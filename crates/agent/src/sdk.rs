@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use cantle_model::LeaseId;
+use cantle_node::clock::now_ms;
 
 /// The working directory of a task, for `clearml-agent`. Lower case: it wins over other spellings of the same variable.
 pub(crate) const VENVS_DIR: &str = "CLEARML_AGENT__agent__venvs_dir";
@@ -49,7 +50,8 @@ impl SdkDirectories {
     /// Removes from the cache what is no use. It is a cache: what cannot be checked or removed costs time, and no task.
     pub(crate) fn tend_cache(&self) {
         let Some(cache) = &self.venvs_cache else { return };
-        if let Err(error) = tend(cache, SystemTime::now()) {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(now_ms()).unwrap_or(0));
+        if let Err(error) = tend(cache, now) {
             tracing::warn!(cache = %cache.display(), "the cache of environments was not checked: {error}");
         }
     }
