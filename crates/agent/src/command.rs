@@ -56,7 +56,7 @@ fn hocon(path: &Path) -> OsString {
 }
 
 /// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token of this run.
-/// A task needs no `clearml.conf`: it gets all addresses of its server, and the authorities that vouch for it.
+/// A task needs no `clearml.conf`: it gets all addresses of its server.
 fn environment(
     task: &tasks::Task,
     config: &AgentConfig,
@@ -73,16 +73,8 @@ fn environment(
     .chain(config.hosts.web.as_deref().map(|url| ("CLEARML_WEB_HOST", url)))
     .chain(config.hosts.files.as_deref().map(|url| ("CLEARML_FILES_HOST", url)))
     .map(|(name, value)| (name.to_owned(), value.into()))
-    .chain(authorities(config))
     .chain(config.task_env.clone())
     .collect()
-}
-
-/// The server's authorities, for the SDK and for ClearML's agent only: `REQUESTS_CA_BUNDLE` would replace those of every other
-/// server that a task calls. A container does not have the file.
-fn authorities(config: &AgentConfig) -> Vec<(String, OsString)> {
-    let Some(ca) = config.tls.ca.as_ref().filter(|_| config.docker.is_none()) else { return Vec::new() };
-    ["CLEARML", "CLEARML_AGENT"].map(|of| (format!("{of}__API__VERIFY_CERTIFICATE"), hocon(ca))).into()
 }
 
 /// Without ClearML's agent, "command not found" would leave people wondering which command.
@@ -161,11 +153,9 @@ mod tests {
         let mut config = config();
         config.hosts.files = Some("s3://bucket".to_owned());
         config.hosts.complete("http://127.0.0.1:8008/");
-        config.tls.ca = Some("/etc/ca.crt".into());
         let given = env(&config);
         assert_eq!(given.get("CLEARML_WEB_HOST"), Some(&"http://127.0.0.1:8008/ui".into()));
         assert_eq!(given.get("CLEARML_FILES_HOST"), Some(&"s3://bucket".into()), "what was set stays");
-        assert_eq!(given.get("CLEARML__API__VERIFY_CERTIFICATE"), Some(&"\"/etc/ca.crt\"".into()));
     }
 
     #[test]
