@@ -50,8 +50,7 @@ impl SdkDirectories {
     /// Removes from the cache what is no use. It is a cache: what cannot be checked or removed costs time, and no task.
     pub(crate) fn tend_cache(&self) {
         let Some(cache) = &self.venvs_cache else { return };
-        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(now_ms()).unwrap_or(0));
-        if let Err(error) = tend(cache, now) {
+        if let Err(error) = tend(cache, now()) {
             tracing::warn!(cache = %cache.display(), "the cache of environments was not checked: {error}");
         }
     }
@@ -65,6 +64,10 @@ pub(crate) fn remove(workspace: &Path) {
         }
         _ => {}
     }
+}
+
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(now_ms()).unwrap_or(0))
 }
 
 fn tend(cache: &Path, now: SystemTime) -> io::Result<()> {
@@ -198,7 +201,7 @@ mod tests {
     #[test]
     fn a_complete_environment_stays_and_a_broken_one_goes() {
         let cache = tempfile::tempdir().unwrap();
-        let now = SystemTime::now();
+        let now = now();
         tend(&cache.path().join("none"), now).unwrap();
         let good = entry(cache.path(), "a.b");
         let other = cache.path().join("conda");
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn what_is_being_copied_is_left_alone() {
         let cache = tempfile::tempdir().unwrap();
-        let now = SystemTime::now();
+        let now = now();
         let good = entry(cache.path(), "a");
         let (copied, nested) = (cache.path().join("_temp.1.2"), good.join("_temp.3.4"));
         fs::create_dir(&copied).unwrap();
@@ -234,10 +237,10 @@ mod tests {
         fs::remove_file(broken.join("pyvenv.cfg")).unwrap();
         let reader = File::create(cache.path().join(LOCK)).unwrap();
         reader.lock_shared().unwrap();
-        assert_eq!(tend(cache.path(), SystemTime::now()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(tend(cache.path(), now()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(broken.exists());
         reader.unlock().unwrap();
-        tend(cache.path(), SystemTime::now()).unwrap();
+        tend(cache.path(), now()).unwrap();
         assert!(!broken.exists());
     }
 }
