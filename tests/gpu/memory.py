@@ -22,7 +22,7 @@ def seen(bench, child, base):
 
 
 def graph_memory(bench):
-    """Graphs that reuse memory, keep some, or do both at the same time (ADR 0064). The same codes as outside, and never more than the slice."""
+    """Graphs that reuse memory, keep some, or do both at the same time (ADR 0061). The same codes as outside, and never more than the slice."""
     command, facts = [sys.executable, str(access.BYPASS / "graphs.py")], {}
     ways = {"inside": lambda *words: bench.start("run", "--quiet", "--gpu", "0.5", "--", *words), "outside": bench.alone}
     base = bench.used()
