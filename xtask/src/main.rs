@@ -10,6 +10,7 @@ mod link_names;
 mod machine_path;
 mod platform;
 mod quick;
+mod sizes;
 mod suites;
 mod type_names;
 mod verify_shim;
@@ -22,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use crate::platform::Platform;
 
 const USAGE: &str = "usage: cargo xtask <command>
-  arch          check who uses whom, what pure crates use, and that public type names are unique
+  arch          check who uses whom, what pure crates use, that public type names are unique, and that files are short
   commits       check the subjects of commits
   deps          check licenses and banned crates against deny.toml
   dist [shim|packages|packages-for-tests|demo] [--arch ARCH]
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["arch"] => arch::check().and_then(|()| type_names::check()),
+        ["arch"] => arch::check().and_then(|()| type_names::check()).and_then(|()| sizes::check()),
         ["commits"] => commits::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(dist::Build::Installed, Platform::OWN),

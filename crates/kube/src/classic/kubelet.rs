@@ -9,7 +9,7 @@ use crate::KubeError;
 use crate::node::kubelet::{channel, lister, podresources, pods, refused};
 
 /// Generated from `proto/deviceplugin.proto`.
-#[expect(unreachable_pub, reason = "generated")]
+#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
 pub(super) mod deviceplugin {
     tonic::include_proto!("v1beta1");
 }

@@ -13,7 +13,7 @@ use super::{LOOK_EVERY, Metrics, ticks};
 use crate::KubeError;
 
 /// Generated from `proto/podresources.proto`.
-#[expect(unreachable_pub, reason = "generated")]
+#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
 pub(crate) mod podresources {
     tonic::include_proto!("v1");
 }
