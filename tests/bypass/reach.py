@@ -1,6 +1,7 @@
 """Tries to reach what is not its own, as root in a task: reach.py WAY [PID]. Prints {"refused": WHY} or {"done": WHAT}."""
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -35,11 +36,13 @@ def device():
 
 
 def groups(name):
-    for line in open("/proc/self/mountinfo"):
-        if line.split(" - ")[1].split()[0] in ("cgroup", "cgroup2"):
-            path = os.path.join(line.split()[4], name)
-            if os.path.exists(path):
-                yield path
+    """This file of each hierarchy of control groups. In a task there is none of them."""
+    mounts = [line.split() for line in open("/proc/self/mountinfo")]
+    found = [os.path.join(mount[4], name) for mount in mounts if mount[mount.index("-") + 1] in ("cgroup", "cgroup2")]
+    found = [path for path in found if os.path.exists(path)]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return found
 
 
 def leave_group():
