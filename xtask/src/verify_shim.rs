@@ -15,7 +15,7 @@ use crate::link_names;
 use crate::platform::Platform;
 
 /// A shared object may be this large, without padding between pages.
-const MAX_BYTES: usize = 240 << 10;
+const MAX_BYTES: usize = 256 << 10;
 /// The newest C library whose symbols may be needed.
 const NEWEST_GLIBC: (u32, u32) = (2, 17);
 /// Libraries that every system has.
