@@ -2,10 +2,13 @@
 
 import time
 
+import pytest
+
 LINES = 600_000
 PRINT = f"yes {'x' * 199} | head -n {LINES}; touch"
 
 
+@pytest.mark.clock
 def test_the_output_of_one_task_delays_no_other(cantle):
     cantle.up("--queue", "none=none")
     printed = cantle.home / "printed"
