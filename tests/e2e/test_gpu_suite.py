@@ -8,7 +8,8 @@ import pytest
 from conftest import ROOT
 
 # The checks that it skips here: kernels, frameworks, and a second GPU.
-SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "training", "triton", "a_graph_of", "each_card", "whole_cards"}
+SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "training", "triton", "a_graph_of", "each_card", "whole_cards",
+           "a_captured_step", "modules_beside", "suspended_and_resumed"}
 
 
 @pytest.mark.full
