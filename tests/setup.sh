@@ -51,6 +51,10 @@ for word in "$@"; do
     esac
     [ -n "$is_common" ] || common
     is_common=yes
+    # Their containers run in Docker's engine, or are made of the same archive.
+    case $word in
+    clearml | k8s | packages) allowed tests/docker/run.sh --setup ;;
+    esac
     case $word in
     common) ;;
     style | docker | clearml | login | ui | frameworks | packages | files | postgres) allowed tests/"$word"/run.sh --setup ;;
