@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import time
 
-from conftest import ROOT
+from machine import ROOT
 
 # The root of the machine below a layer in memory; what it starts ends with it.
 PREPARE = """
