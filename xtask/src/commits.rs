@@ -46,7 +46,7 @@ fn why(subject: &str, second: Option<&str>) -> Option<String> {
     let Some((area, change)) = subject.split_once(": ") else {
         return Some("no area; write \"area: verb object\"".to_owned());
     };
-    if area.is_empty() || !area.chars().all(|c| c.is_ascii_alphanumeric() || "-_./ ,".contains(c)) {
+    if area.is_empty() || !area.chars().all(|c| c.is_ascii_alphanumeric() || "-_./ ".contains(c)) {
         return Some(format!("\"{area}\" is no area: a crate, a suite or a part of the documentation"));
     }
     let says_nothing = |text: &str| EMPTY.iter().any(|word| text.eq_ignore_ascii_case(word));
@@ -82,6 +82,7 @@ mod tests {
             ("abc store: wip", "it does not say"),
             ("abc read once more: one helper in place of two", "it does not say"),
             ("abc store: one helper; server: another", "it joins two changes"),
+            ("abc cli, ui: ask before a task is requeued", "is no area"),
             ("abc store: add an index\nof tags", "the second line"),
             (&format!("abc store: add {}", "x".repeat(70)), "81 characters"),
         ] {

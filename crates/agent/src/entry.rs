@@ -33,7 +33,7 @@ impl Entry {
         Self { dir, job, stop, sent_bytes }
     }
 
-    /// How much of its output the server has. On a full disk the file does not know, and what was sent must not be sent for ever.
+    /// How much of its output the server has. On a full disk the file does not know, and what was sent must not be sent forever.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
     }
