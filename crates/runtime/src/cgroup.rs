@@ -12,6 +12,7 @@
 //! No controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
 //! that adopts its orphans: see [`crate::processes::Scope`].
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,9 +24,12 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 const PARENT: &str = "cantle";
-/// A group can't be removed while the last of its processes is being reaped.
+/// A group can't be removed while the last of its processes is dying.
 const REMOVE_RETRIES: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+/// The time after which a group without processes is one that nobody will enter: a task enters its group right after it was
+/// created.
+const ABANDONED_AFTER: Duration = Duration::from_mins(1);
 
 /// A control group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,7 +113,7 @@ impl Cgroup {
             self.each_directory(&mut |dir| below.push(dir.to_owned()));
             let removed = below.iter().rev().map(fs::remove_dir).fold(Ok(()), io::Result::and);
             match removed {
-                Err(why) if why.kind() == io::ErrorKind::ResourceBusy && self.members().is_empty() => {
+                Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(RETRY_INTERVAL);
                 }
                 _ => return,
@@ -184,10 +188,29 @@ impl Hierarchy {
 
 fn make_below(parent: &Path, name: &str) -> Option<Cgroup> {
     let dir = parent.join(name);
+    remove_abandoned(parent);
     let made = fs::create_dir(parent).or_else(exists).and_then(|()| fs::create_dir(&dir));
     let group = Cgroup { dir };
     let is_ours = made.is_ok() && fs::OpenOptions::new().write(true).open(group.door()).is_ok();
     is_ours.then_some(group)
+}
+
+/// Removes the groups in which nothing runs any more: whoever should have removed them was killed, and the directory that
+/// names them may be gone too.
+fn remove_abandoned(parent: &Path) {
+    if parent.file_name() != Some(OsStr::new(PARENT)) {
+        return;
+    }
+    for group in fs::read_dir(parent).into_iter().flatten().filter_map(Result::ok) {
+        let age = group
+            .metadata()
+            .and_then(|meta| meta.modified())
+            .map(|since| since.elapsed().unwrap_or_default());
+        if age.is_ok_and(|age| age >= ABANDONED_AFTER) {
+            // The kernel refuses it for a group with processes, and for the files of the parent itself.
+            let _ = fs::remove_dir(group.path());
+        }
+    }
 }
 
 fn exists(why: io::Error) -> io::Result<()> {
@@ -246,6 +269,20 @@ mod tests {
         assert!(!below("/cantle/ab", "/cantle/a") && !below("/cantle", "/cantle/a"));
     }
 
+    #[test]
+    fn a_group_whose_processes_are_dying_is_removed() {
+        for round in 0..50 {
+            let Some(group) = Cgroup::make(&format!("test-dying-{}-{round}", std::process::id())) else {
+                return;
+            };
+            let mut child = sleeper(&group);
+            group.kill();
+            group.remove();
+            child.wait().unwrap();
+            assert!(!group.dir.exists(), "{group:?}");
+        }
+    }
+
     fn sleeper(group: &Cgroup) -> Child {
         let script = format!("echo $$ >{}; sleep 600 & exec sleep 600", group.door().display());
         let child = Command::new("sh").args(["-c", &script]).spawn().unwrap();
@@ -253,6 +290,36 @@ mod tests {
             std::thread::sleep(RETRY_INTERVAL);
         }
         child
+    }
+
+    fn age(dir: &Path) {
+        let long_ago = fs::metadata(dir).unwrap().modified().unwrap() - 2 * ABANDONED_AFTER;
+        fs::File::open(dir).unwrap().set_modified(long_ago).unwrap();
+    }
+
+    #[test]
+    fn a_new_group_removes_abandoned_ones() {
+        if own_uid() != 0 {
+            return;
+        }
+        let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        for mount in hierarchies.iter().map(|hierarchy| &hierarchy.mount) {
+            let make = |name: &str| {
+                make_below(&mount.join(PARENT), &format!("test-{name}-{}", std::process::id())).unwrap()
+            };
+            let (abandoned, in_use, new) = (make("abandoned"), make("in-use"), make("new"));
+            let mut child = sleeper(&in_use);
+            age(abandoned.dir());
+            age(in_use.dir());
+            let next = make("next");
+            assert!(!abandoned.dir().exists());
+            assert!(in_use.dir().exists() && new.dir().exists());
+            in_use.kill();
+            child.wait().unwrap();
+            for group in [in_use, new, next] {
+                group.remove();
+            }
+        }
     }
 
     /// On each hierarchy that this machine has: version 2 kills by itself, version 1 by freezing.

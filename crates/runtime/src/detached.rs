@@ -141,6 +141,7 @@ impl Detached {
         }
         // The supervisor was killed. Its task may still run, and no other process will end it.
         self.scope.end(Duration::ZERO).await;
+        self.scope.close();
         Exit::Lost
     }
 }

@@ -150,5 +150,6 @@ async fn a_killed_supervisor_is_a_lost_task_and_leaves_nobody() {
         // Their new parent reaps them in its own time; a zombie is as good as gone.
         eventually("the sleepers are gone", || holder_of(pid).is_none());
     }
+    assert!(task.cgroup().is_none_or(|group| !group.exists()));
     assert!(bench.path("task/task.json").exists());
 }
