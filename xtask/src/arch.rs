@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// The allowed dependencies between crates. A crate may also use whatever the crates it names may use.
-const ARROWS: [(&str, &[&str]); 21] = [
+const ARROWS: [(&str, &[&str]); 22] = [
     ("arbiter", &[]),
     ("model", &[]),
     ("metrics", &[]),
+    ("usage", &[]),
     ("ledger", &[]),
     ("simgpu", &[]),
     ("mig", &["model"]),
@@ -22,7 +23,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("runtime", &["model", "ledger"]),
     ("store", &["model", "metrics"]),
     ("clearml", &["model"]),
-    ("server", &["clearml", "store", "decide", "metrics"]),
+    ("server", &["clearml", "store", "decide", "metrics", "usage"]),
     ("node", &["decide", "driver", "runtime", "ledger", "metrics", "arbiter"]),
     ("agent", &["node", "clearml"]),
     ("kube-model", &["clearml", "decide"]),
@@ -31,9 +32,10 @@ const ARROWS: [(&str, &[&str]); 21] = [
 ];
 
 /// Dependencies that the crates without IO may use, and nothing else: no clock, randomness, network or runtime.
-const PURE: [(&str, &[&str]); 10] = [
+const PURE: [(&str, &[&str]); 11] = [
     ("arbiter", &[]),
     ("metrics", &[]),
+    ("usage", &[]),
     ("model", &["serde", "thiserror"]),
     ("mig", &["serde", "thiserror"]),
     ("sched", &["serde", "thiserror"]),

@@ -27,6 +27,7 @@ pub mod sessions;
 pub mod tasks;
 #[cfg(feature = "client")]
 mod tls;
+pub mod usage;
 pub mod users;
 pub mod workers;
 

@@ -31,6 +31,7 @@ use crate::cmd::submit::SubmitArgs;
 use crate::cmd::task::{LogsArgs, RequeueArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
+use crate::cmd::usage::UsageArgs;
 use crate::cmd::users::{AuditArgs, UsersCommand};
 use crate::context::Global;
 
@@ -93,6 +94,8 @@ pub(crate) enum Command {
     /// Show and set the quotas of projects
     #[command(subcommand)]
     Quota(QuotaCommand),
+    /// Report who had which part of the GPUs for how long, what nobody had, and what it cost
+    Usage(UsageArgs),
     /// List the scheduler's decisions and their reasons
     Events(EventsArgs),
     /// Show why a task, or a pod in a cluster, waits, or where it runs

@@ -100,6 +100,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Projects(args) => cmd::quota::projects(&context, &args),
         Command::Pools(command) => cmd::pools::pools(&context, command),
         Command::Quota(command) => cmd::quota::quota(&context, command),
+        Command::Usage(args) => cmd::usage::usage(&context, &args),
         Command::Events(args) => cmd::list::events(&context, args),
         Command::Why(args) => cmd::task::why(&context, &args),
         Command::Logs(args) => cmd::task::logs(&context, &args),

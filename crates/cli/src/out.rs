@@ -20,6 +20,8 @@ pub(crate) enum Format {
     Wide,
     /// {"version":1,"items":[…]}
     Json,
+    /// Comma-separated values with a header, for spreadsheets
+    Csv,
     /// Names or ids, one a line
     Name,
     /// A ready clearml.conf (`credentials` only)
@@ -53,18 +55,37 @@ impl Printer {
         match self.format {
             Format::Json => self.json(&serde_json::json!({"version": 1, "items": items})),
             Format::Name => items.iter().for_each(|item| line(&name(item))),
+            Format::Csv => {
+                let head: Vec<String> = columns.iter().map(|c| c.head.to_lowercase()).collect();
+                let row = |item| columns.iter().map(|c| (c.cell)(item)).collect();
+                self.csv(&head, &items.iter().map(row).collect::<Vec<_>>());
+            }
             Format::Table | Format::Wide | Format::Conf => {
                 let wide = self.format == Format::Wide;
                 let columns: Vec<_> = columns.iter().filter(|c| wide || !c.wide).collect();
-                let mut rows: Vec<Vec<String>> = Vec::new();
-                if self.headers {
-                    rows.push(columns.iter().map(|c| c.head.to_owned()).collect());
-                }
-                rows.extend(
-                    items.iter().map(|item| columns.iter().map(|c| visible(&(c.cell)(item))).collect()),
-                );
-                layout(&rows).iter().for_each(|row| line(row));
+                let head: Vec<String> = columns.iter().map(|c| c.head.to_owned()).collect();
+                let row = |item| columns.iter().map(|c| (c.cell)(item)).collect();
+                self.rows(&head, &items.iter().map(row).collect::<Vec<_>>());
             }
+        }
+    }
+
+    /// A table.
+    pub(crate) fn rows(&self, head: &[String], rows: &[Vec<String>]) {
+        let head = self.headers.then(|| head.to_vec());
+        let rows = rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect());
+        layout(&head.into_iter().chain(rows).collect::<Vec<_>>()).iter().for_each(|row| line(row));
+    }
+
+    /// Comma-separated values (RFC 4180).
+    pub(crate) fn csv(&self, head: &[String], rows: &[Vec<String>]) {
+        let cell = |text: &String| match text.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text.clone(),
+        };
+        let head = self.headers.then_some(head);
+        for row in head.into_iter().chain(rows.iter().map(Vec::as_slice)) {
+            line(&row.iter().map(cell).collect::<Vec<_>>().join(","));
         }
     }
 

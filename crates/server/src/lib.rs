@@ -12,6 +12,7 @@ mod door;
 mod error;
 mod files;
 mod filter;
+mod gpu_times;
 mod health;
 #[cfg(test)]
 mod hostile;

@@ -8,7 +8,7 @@ use cantle_store::Change;
 
 use crate::app::App;
 use crate::clock::now_us;
-use crate::usage;
+use crate::{gpu_times, usage};
 
 /// The time that a node needs to end a run at its fence: it polls twice a second, and the last signal cannot be
 /// ignored.
@@ -61,6 +61,9 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
         {
             tracing::error!("the projects' use of GPUs cannot be counted: {error}");
+        }
+        if let Err(error) = gpu_times::silent(&app.store, now_us).await {
+            tracing::error!("the GPUs of silent nodes cannot be recorded: {error}");
         }
         let sampled = app.store.sample_queues(now_us).await;
         app.health.note(&sampled);

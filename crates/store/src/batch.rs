@@ -8,6 +8,7 @@ use cantle_model::TaskStatus::{self, Queued};
 use crate::data::{Change, EventRow, Taken, TaskRow};
 use crate::db::{Kind, Sql, Tx, query_as, query_scalar};
 use crate::flow::{about, event_kind, may_enter, may_follow, moved, queue_name, refusal};
+use crate::runs::begin_runs;
 use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::any_of;
 use crate::{Store, StoreError, limits, row, runs};
@@ -96,10 +97,7 @@ impl Store {
         sql.push(" RETURNING id, run");
         let runs: Vec<(String, i64)> = sql.build_as().fetch_all(&mut write.tx).await?;
         let runs: BTreeMap<String, i64> = runs.into_iter().collect();
-        let mut sql = Sql::new(
-            "INSERT INTO runs (task, run, project, queue, taken_us, slices) \
-             SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE 1 = 1",
-        );
+        let mut sql = Sql::new(concat!(begin_runs!(), " WHERE 1 = 1"));
         any_of(&mut sql, "id", &tasks);
         sql.build().execute(&mut write.tx).await?;
         write.commit().await?;

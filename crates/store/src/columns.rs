@@ -59,10 +59,14 @@ macro_rules! columns {
         "worker, time_us, busy, machine_stats"
     };
     (runs) => {
-        "task, run, project, queue, taken_us, started_us, ended_us, node, lease, slices, exit_code, outcome, why"
+        "task, run, project, queue, owner, name, queued_us, taken_us, started_us, ended_us, node, lease, slices, exit_code, \
+         outcome, why"
     };
     (project_use) => {
         "project, used, as_of_us"
+    };
+    (gpu_times) => {
+        "gpu, from_us, to_us, node, model, state"
     };
     (charts) => {
         "kind, id, line"
@@ -103,6 +107,7 @@ mod tests {
             select!(queue_samples),
             select!(worker_samples),
             select!(runs),
+            select!(gpu_times),
             select!(project_use),
             select!(charts),
             select!(pools),

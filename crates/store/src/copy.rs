@@ -10,11 +10,12 @@ use crate::db::{self, Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 27] = [
+const TABLES: [&str; 28] = [
     "projects",
     "queues",
     "tasks",
     "runs",
+    "gpu_times",
     "queue_entries",
     "workers",
     "worker_properties",

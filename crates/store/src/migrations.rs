@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 20] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 21] = [
     (
         1,
         "first",
@@ -78,6 +78,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 20] = [
         include_str!("../migrations/0021_unchanged.sql"),
         Instead(include_str!("../migrations/postgres/0021_unchanged.sql")),
     ),
+    (22, "usage", include_str!("../migrations/0022_usage.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

@@ -13,7 +13,7 @@ use crate::data::{
 };
 use crate::db::{Row, without_nul};
 use crate::models::ModelRow;
-use crate::{FALLBACKS, NodeRow, ReportRow, RunRow, Scalar, StoreError};
+use crate::{FALLBACKS, GpuTimeRow, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
 pub(crate) fn json<T: DeserializeOwned>(row: &Row, column: &'static str) -> Result<T, StoreError> {
@@ -262,6 +262,9 @@ pub(crate) fn run(row: &Row) -> Result<RunRow, StoreError> {
         run: row.try_get("run")?,
         project: row.try_get("project")?,
         queue: row.try_get("queue")?,
+        owner: row.try_get("owner")?,
+        name: row.try_get("name")?,
+        queued_us: row.try_get("queued_us")?,
         taken_us: row.try_get("taken_us")?,
         started_us: row.try_get("started_us")?,
         ended_us: row.try_get("ended_us")?,
@@ -271,6 +274,17 @@ pub(crate) fn run(row: &Row) -> Result<RunRow, StoreError> {
         exit_code: row.try_get("exit_code")?,
         outcome: outcome.map(status_of),
         why: row.try_get("why")?,
+    })
+}
+
+pub(crate) fn gpu_time(row: &Row) -> Result<GpuTimeRow, StoreError> {
+    Ok(GpuTimeRow {
+        gpu: row.try_get("gpu")?,
+        from_us: row.try_get("from_us")?,
+        to_us: row.try_get("to_us")?,
+        node: row.try_get("node")?,
+        model: row.try_get("model")?,
+        state: row.try_get("state")?,
     })
 }
 

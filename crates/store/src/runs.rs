@@ -7,6 +7,16 @@ use crate::data::{TaskClaim, TaskRow};
 use crate::db::{Sql, Tx, query, query_scalar};
 use crate::{Store, StoreError, row};
 
+/// `INSERT` of new runs from `tasks`, to which their numbers and times were written; a condition follows.
+macro_rules! begin_runs {
+    () => {
+        "INSERT INTO runs (task, run, project, queue, owner, name, queued_us, taken_us, slices) \
+         SELECT id, run, project, queue, owner, name, CASE WHEN status = 'queued' THEN status_changed_us END, \
+         taken_us, '[]' FROM tasks"
+    };
+}
+pub(crate) use begin_runs;
+
 /// A run of a task. Times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
@@ -18,6 +28,12 @@ pub struct RunRow {
     pub project: Option<String>,
     /// Id of the queue that the task came from.
     pub queue: Option<String>,
+    /// Id of the user whose task it was.
+    pub owner: Option<String>,
+    /// Name of the task when the run began.
+    pub name: Option<String>,
+    /// Since when the task had waited.
+    pub queued_us: Option<i64>,
     /// When an agent took the task out of its queue.
     pub taken_us: Option<i64>,
     /// When the task began to run.
@@ -46,6 +62,20 @@ impl Store {
     pub async fn runs(&self, task: &str) -> Result<Vec<RunRow>, StoreError> {
         let rows = query(select!(runs, "WHERE task = $1 ORDER BY run")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::run).collect()
+    }
+
+    /// The runs of all tasks, deleted ones too, of which a part lies in this time, in the order in which they began.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn runs_between(&self, from_us: i64, to_us: i64) -> Result<Vec<RunRow>, StoreError> {
+        let rows = query(select!(
+            runs,
+            "WHERE COALESCE(taken_us, started_us) < $2 AND (ended_us IS NULL OR ended_us > $1) \
+             ORDER BY COALESCE(taken_us, started_us), task, run"
+        ));
+        let rows = rows.bind(from_us).bind(to_us).fetch_all(&self.readers).await?;
+        rows.iter().map(row::run).collect()
     }
 }
 
@@ -77,13 +107,7 @@ pub(crate) async fn begin(tx: &mut Tx, task: &str, taken_us: Option<i64>) -> Res
     let next =
         "UPDATE tasks SET run = run + 1, taken_us = COALESCE($2, taken_us) WHERE id = $1 RETURNING run";
     let run: i64 = query_scalar(next).bind(task).bind(taken_us).fetch_one(&mut *tx).await?;
-    query(
-        "INSERT INTO runs (task, run, project, queue, taken_us, slices) \
-         SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE id = $1",
-    )
-    .bind(task)
-    .later(tx)
-    .await?;
+    query(concat!(begin_runs!(), " WHERE id = $1")).bind(task).later(tx).await?;
     Ok(run)
 }
 

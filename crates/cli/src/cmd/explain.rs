@@ -80,7 +80,9 @@ pub(crate) fn explain(context: &Context, args: &ExplainArgs) -> CommandResult {
             printer.data(&printer.bold(&format!("{}: {}", page.name, page.title)));
             printer.data(&format!("\n{}", page.text));
         }
-        Format::Json | Format::Name => printer.items(&[page], |page| page.name.to_owned(), &COLUMNS),
+        Format::Json | Format::Name | Format::Csv => {
+            printer.items(&[page], |page| page.name.to_owned(), &COLUMNS)
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

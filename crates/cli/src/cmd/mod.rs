@@ -38,6 +38,7 @@ pub(crate) mod submit;
 pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod up;
+pub(crate) mod usage;
 pub(crate) mod users;
 
 #[cfg(not(feature = "kubernetes"))]

@@ -111,6 +111,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("cantle.get_sessions", &[Person, Own]),
     free("cantle.get_task_token", &[SERVE, Task(Act::Change, "task")]),
     free("cantle.get_tasks", &[Filtered]),
+    free("cantle.get_usage", &[Filtered]),
     free("cantle.get_users", &[ADMIN]),
     free("cantle.give_back", &[SERVE, Task(Act::Change, "task")]),
     audited("cantle.remove_user", &[ADMIN]),

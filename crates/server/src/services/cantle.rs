@@ -17,6 +17,7 @@ use super::{nodes, quotas, sizes};
 use crate::app::Call;
 use crate::clock::{is_id, rfc3339};
 use crate::error::ApiError;
+use crate::gpu_times;
 use crate::projection::few;
 use crate::rights::act::See;
 use crate::rights::{Register, Right};
@@ -50,6 +51,7 @@ async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError>
         report: serde_json::to_string(&request).map_err(ApiError::unreadable)?,
     };
     call.store.report_node(&row).await?;
+    gpu_times::reported(&call.store, &request, call.now_us).await?;
     Ok(Empty {})
 }
 

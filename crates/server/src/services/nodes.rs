@@ -49,17 +49,18 @@ pub(crate) async fn gpus_alive_milli(call: &Call) -> Result<u64, ApiError> {
 /// Whether the node reported recently.
 pub(super) async fn is_alive(call: &Call, name: &str) -> Result<bool, ApiError> {
     let rows = call.store.nodes().await?;
-    Ok(rows.iter().any(|row| row.node == name && alive(row, call.now_us)))
+    Ok(rows.iter().any(|row| row.node == name && is_recent(row, call.now_us)))
 }
 
-fn alive(row: &NodeRow, now_us: i64) -> bool {
+/// Whether its report is recent.
+pub(crate) fn is_recent(row: &NodeRow, now_us: i64) -> bool {
     let patience_us = row.interval_ms.saturating_mul(3000).clamp(LATE_US, 10 * LATE_US);
     now_us - row.last_seen_us < patience_us
 }
 
 /// A report of another version that can't be read counts as none.
 fn node(row: NodeRow, now_us: i64) -> Option<Node> {
-    let alive = alive(&row, now_us);
+    let alive = is_recent(&row, now_us);
     let report = serde_json::from_str(&row.report).ok()?;
     Some(Node { report, last_seen_us: row.last_seen_us, alive })
 }

@@ -1,0 +1,57 @@
+//! Records in which state each GPU was, for the accounts: a time begins when a report of its node differs from the last one, and when
+//! a node has become silent.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::cantle::ReportNode;
+use cantle_store::{GpuTimeRow, NodeRow, Store, StoreError};
+use cantle_usage::GpuPresence;
+
+use crate::services::nodes::is_recent;
+
+const STATES: [(GpuPresence, &str); 3] =
+    [(GpuPresence::Here, "here"), (GpuPresence::Faulty, "faulty"), (GpuPresence::Away, "away")];
+
+/// The state of a time; one that another version wrote counts as away.
+pub(crate) fn state(row: &GpuTimeRow) -> GpuPresence {
+    STATES.iter().find(|(_, word)| *word == row.state).map_or(GpuPresence::Away, |(state, _)| *state)
+}
+
+fn word(state: GpuPresence) -> String {
+    STATES.iter().find(|(known, _)| *known == state).map_or("", |(_, word)| *word).to_owned()
+}
+
+/// A node reports its GPUs. Costs no write if nothing changed.
+pub(crate) async fn reported(store: &Store, report: &ReportNode, now_us: i64) -> Result<(), StoreError> {
+    let lasting = store.lasting_gpu_times(Some(&report.node)).await?;
+    let mut gone: BTreeMap<&str, &GpuTimeRow> = lasting.iter().map(|row| (row.gpu.as_str(), row)).collect();
+    let mut new = Vec::new();
+    for gpu in &report.gpus {
+        let now = if gpu.fault.is_some() { GpuPresence::Faulty } else { GpuPresence::Here };
+        if gone.remove(gpu.uuid.as_str()).is_none_or(|row| state(row) != now) {
+            let (gpu, model) = (gpu.uuid.clone(), gpu.model.clone());
+            let node = report.node.clone();
+            new.push(GpuTimeRow { gpu, from_us: now_us, to_us: None, node, model, state: word(now) });
+        }
+    }
+    new.extend(gone.into_values().filter(|row| state(row) != GpuPresence::Away).map(|row| away(row, now_us)));
+    if new.is_empty() { Ok(()) } else { store.begin_gpu_times(&new).await }
+}
+
+/// The GPUs of nodes that do not report any more are away since their last report.
+pub(crate) async fn silent(store: &Store, now_us: i64) -> Result<(), StoreError> {
+    let nodes = store.nodes().await?;
+    let nodes: BTreeMap<&str, &NodeRow> = nodes.iter().map(|node| (node.node.as_str(), node)).collect();
+    let lost = |row: &GpuTimeRow| match nodes.get(row.node.as_str()) {
+        Some(node) => (!is_recent(node, now_us)).then(|| away(row, node.last_seen_us)),
+        None => Some(away(row, now_us)),
+    };
+    let lasting = store.lasting_gpu_times(None).await?;
+    let new: Vec<GpuTimeRow> =
+        lasting.iter().filter(|row| state(row) != GpuPresence::Away).filter_map(lost).collect();
+    if new.is_empty() { Ok(()) } else { store.begin_gpu_times(&new).await }
+}
+
+fn away(row: &GpuTimeRow, from_us: i64) -> GpuTimeRow {
+    GpuTimeRow { from_us, to_us: None, state: word(GpuPresence::Away), ..row.clone() }
+}

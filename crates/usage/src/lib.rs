@@ -1,0 +1,14 @@
+//! The account of GPUs: who had how much of each for how long, and what nobody had. Pure: no clock and no database.
+//!
+//! The time of one GPU is divided into the shares of runs and a rest, which is free, faulty or away. The parts of each division add
+//! up to the whole: they are whole numbers of [`MilliUs`], and nothing is rounded.
+
+mod divide;
+mod period;
+mod price;
+mod report;
+
+pub use divide::{Division, GpuPresence, GpuTime, Hold, divide};
+pub use period::{MilliUs, Period};
+pub use price::{Price, PriceError, Prices};
+pub use report::{Facts, Line, Report, TimeKind, percentile};
