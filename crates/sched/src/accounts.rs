@@ -128,6 +128,15 @@ impl Accounts {
         path
     }
 
+    /// The number of projects that are above, or are, both.
+    pub(crate) fn shared(&self, one: usize, other: usize) -> usize {
+        if one == other {
+            return usize::MAX;
+        }
+        let (one, other) = (self.path(one), self.path(other));
+        one.iter().rev().zip(other.iter().rev()).take_while(|(one, other)| one == other).count()
+    }
+
     /// Counts a task that waits.
     pub(crate) fn request(&mut self, project: usize, amounts: Amounts) {
         for at in self.path(project) {
@@ -236,18 +245,22 @@ impl Accounts {
         if claimant == ROOT || !fair.all(|fair| fair) {
             return false;
         }
-        let Some(theirs) = parted(&theirs, &ours) else {
+        let path = theirs;
+        let Some(theirs) = parted(&path, &ours) else {
             // Tasks without a project have no quota to defend; a parent's own tasks yield to its children.
             return true;
         };
-        let victim = &self.accounts[theirs];
-        if over(victim.held, victim.keeps(), amounts).is_some() {
-            return true;
-        }
         let within_quota = parted(&ours, &self.path(theirs)).is_none_or(|ours| {
             let account = &self.accounts[ours];
             over(account.held.plus(wanted), account.deserved, wanted).is_none()
         });
+        // What a project holds within its quota is lost to the quota of another one only, never to a share of the rest.
+        let mut below = path.iter().take_while(|at| **at != theirs).map(|&at| &self.accounts[at]);
+        let mut guaranteed = || below.any(|account| over(account.held, account.deserved, amounts).is_none());
+        let victim = &self.accounts[theirs];
+        if over(victim.held, victim.keeps(), amounts).is_some() && (within_quota || !guaranteed()) {
+            return true;
+        }
         within_quota && over(victim.held, victim.deserved, amounts).is_some()
     }
 

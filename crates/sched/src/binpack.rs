@@ -1,11 +1,17 @@
 //! The policies binpack and spread: fullest first, or emptiest first, by free capacity only.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
 use cantle_mig::GpuGeometry;
 use cantle_model::Milli;
 
 use crate::cut::instances;
 use crate::ranking::{NodeOffer, Rank};
 use crate::{Cluster, Cut, GpuFree, NodeFree, Place, Ranking, Shape};
+
+/// Nodes tried for the members of a gang before it counts as one that does not fit, in addition to four times all nodes.
+const WAYS: usize = 2_000;
 
 /// Fullest first: cut GPUs before fresh ones and the smallest leftover first; whole GPUs where the fewest are left.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,20 +84,69 @@ fn instance_costs(share: Cut, least_milli: u32) -> (u32, bool) {
 }
 
 impl Cluster {
-    /// Takes places for all shapes, the first that fit; `None`, and nothing taken, if they don't fit together.
+    /// Takes places for all shapes: the first that fit, else any, see [`Self::fill_in_some_way`]. `None`, and nothing taken, if
+    /// they don't fit together.
     pub(crate) fn fill_places(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
         let mut places: Vec<Place> = Vec::new();
         for shape in shapes {
             let fits = |at| Some((at, choose(self.node(at), shape, fullest_first)?));
             let Some((node, gpus)) = (0..self.len()).find_map(fits) else {
                 places.iter().for_each(|place| self.give_back(place));
-                return None;
+                return if shapes.len() > 1 { self.fill_in_some_way(shapes) } else { None };
             };
             let place = Place { node, gpus, host: shape.host() };
             self.take(&place);
             places.push(place);
         }
         Some(places)
+    }
+
+    /// Takes places for all shapes, the largest first; where that leads nowhere, other nodes are tried, up to [`WAYS`] of
+    /// them. In a large cluster the first way nearly always leads somewhere, or none does.
+    fn fill_in_some_way(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
+        let mut order: Vec<usize> = (0..shapes.len()).collect();
+        order.sort_by_key(|&at| Reverse((shapes[at].devices().0, shapes[at].least_milli())));
+        let largest_first: Vec<&Shape> = order.iter().map(|&at| &shapes[at]).collect();
+        let (mut places, mut ways) = (Vec::new(), WAYS + 4 * self.len());
+        if !self.fill_rest(&largest_first, &mut places, &mut ways) {
+            return None;
+        }
+        let mut placed: Vec<(usize, Place)> =
+            order.into_iter().zip(places.into_iter().map(|(_, place)| place)).collect();
+        placed.sort_unstable_by_key(|(at, _)| *at);
+        Some(placed.into_iter().map(|(_, place)| place).collect())
+    }
+
+    fn fill_rest<'a>(
+        &mut self,
+        shapes: &[&'a Shape],
+        places: &mut Vec<(&'a Shape, Place)>,
+        ways: &mut usize,
+    ) -> bool {
+        let Some((shape, rest)) = shapes.split_first() else { return true };
+        // Equal nodes lead to the same, and so do equal shapes in another order.
+        let mut tried = BTreeSet::new();
+        let first = places
+            .last()
+            .map_or(0, |(last, place): &(&Shape, Place)| if last == shape { place.node } else { 0 });
+        for node in first..self.len() {
+            if *ways == 0 {
+                return false;
+            }
+            *ways -= 1;
+            let Some(gpus) = choose(self.node(node), shape, fullest_first) else { continue };
+            if !tried.insert(digest(self.node(node))) {
+                continue;
+            }
+            let place = Place { node, gpus, host: shape.host() };
+            self.take(&place);
+            places.push((shape, place));
+            if self.fill_rest(rest, places, ways) {
+                return true;
+            }
+            places.pop().iter().for_each(|(_, place)| self.give_back(place));
+        }
+        false
     }
 
     /// The same; returns only whether all fit.

@@ -31,6 +31,10 @@ impl Board {
         for place in places.iter().rev() {
             self.cluster.give_back(place);
         }
+        if places.len() < shapes.len() && shapes.len() > 1 {
+            let mut cluster = self.cluster.clone();
+            return cluster.fill_places(shapes);
+        }
         (places.len() == shapes.len()).then_some(places)
     }
 }

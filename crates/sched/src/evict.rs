@@ -1,16 +1,18 @@
 //! Chooses the running tasks that have to stop so that a waiting one fits. Every choice is first tried on the free
 //! amounts. No task is asked to stop unless that makes room.
+//!
+//! The cheapest units of the cheapest node are tried first, for one member of a gang after the other. If that leads
+//! nowhere, all sets of units are tried, the cheapest first, up to [`STEPS`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use cantle_model::TaskId;
 
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
-use crate::cut::rivals;
-use crate::pool::add;
-use crate::snapshot::weighed;
-use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, PoolMilli, Running, Shape};
+use crate::victims::{Cost, Victims};
+use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Place, PoolMilli, Shape};
 
 /// The task or group that needs capacity.
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +27,23 @@ pub(crate) struct Claimant<'a> {
     pub(crate) moves: bool,
 }
 
-/// The place that is freed, and the task for which it is freed: all of it is counted at once, and undone if it leads
+/// The places that are freed, and the task for which they are freed: all of it is counted at once, and undone if it leads
 /// nowhere.
-struct Attempt<'a> {
-    cluster: &'a mut Cluster,
-    accounts: &'a mut Accounts,
-    claimant: Claimant<'a>,
+pub(crate) struct Attempt<'a> {
+    pub(crate) victims: &'a mut Victims,
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) accounts: &'a mut Accounts,
+    pub(crate) claimant: Claimant<'a>,
+    /// Whether units of each kind could be stopped.
+    pub(crate) possible: Vec<bool>,
+    /// Units that are counted as stopped.
+    pub(crate) chosen: Vec<usize>,
+    places: Vec<Place>,
+    moved: Vec<Place>,
+    /// Was a choice not allowed, so that another one may be?
+    again: bool,
+    /// Sets that may still be tried.
+    pub(crate) steps: usize,
 }
 
 /// Room made for a claimant.
@@ -44,71 +57,17 @@ pub(crate) struct Room {
     pub(crate) victims: Vec<(usize, Cause)>,
 }
 
-/// Running tasks that stop together: one, or a gang.
-#[derive(Clone, Debug)]
-struct Unit {
-    tasks: Vec<usize>,
-    places: Vec<Place>,
-    project: usize,
-    amounts: Amounts,
-    in_pools: PoolMilli,
-    cost: Cost,
-    /// Is it already chosen, or must it not be?
-    settled: bool,
-    gang: bool,
-}
-
-/// The cost of stopping: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
-type Cost = (i32, u128);
-
 /// Room that could be made on a node: what it costs, how many units it takes, the node, and the units.
-type Offer = (Cost, usize, usize, Vec<usize>);
+pub(crate) type Offer = (Cost, usize, usize, Vec<usize>);
 
-/// Whether units of a project may be taken, by what they hold in addition to GPUs (CPU, memory) and by the pools of their
-/// GPUs; the same for all of them as long as the accounts don't change.
-type Allowed = BTreeMap<(usize, bool, bool, Vec<String>), bool>;
-
-/// The running tasks as victims.
-#[derive(Clone, Debug)]
-pub(crate) struct Victims {
-    units: Vec<Unit>,
-    /// Units on each GPU of each node.
-    on_gpu: Vec<Vec<Vec<usize>>>,
-}
+/// Sets of units tried for one waiting task before it is left waiting.
+const STEPS: usize = 10_000;
+/// Up to this number of nodes, all of them are tried to spare a unit.
+const SMALL: usize = 256;
+/// Units of which all sets are tried, on a node and among those that help.
+pub(crate) const UNITS: usize = 24;
 
 impl Victims {
-    /// `places` has the holdings of each running task.
-    pub(crate) fn new(
-        cluster: &Cluster,
-        accounts: &Accounts,
-        running: &[Running],
-        places: &[Option<Place>],
-        now_ms: i64,
-    ) -> Self {
-        let gpus = cluster.nodes().iter().map(|node| vec![Vec::new(); node.gpus.len()]).collect();
-        let mut victims = Self { units: Vec::new(), on_gpu: gpus };
-        let mut gangs: BTreeMap<&str, usize> = BTreeMap::new();
-        for (at, (task, place)) in running.iter().zip(places).enumerate() {
-            let Some(place) = place else { continue };
-            let gang = task.gang.as_ref().map(|gang| gang.name.as_str());
-            let unit = match gang.and_then(|name| gangs.get(name)) {
-                Some(&unit) => unit,
-                None => {
-                    victims.units.push(Unit::new(accounts.position(task.project.as_deref()), gang.is_some()));
-                    victims.units.len() - 1
-                }
-            };
-            gangs.extend(gang.map(|name| (name, unit)));
-            for (gpu, _) in &place.gpus {
-                victims.on_gpu[place.node][*gpu].push(unit);
-            }
-            let min_run_ms = accounts.account(victims.units[unit].project).min_run_ms;
-            victims.units[unit].add(at, task, place, now_ms, min_run_ms);
-            add(&mut victims.units[unit].in_pools, &cluster.in_pools(place));
-        }
-        victims
-    }
-
     /// Makes room for `shapes` (all of them, or none) in `cluster`, which shows what will be free once all that was
     /// asked to stop has stopped. On success `cluster` and `accounts` count the room as taken.
     pub(crate) fn make_room(
@@ -118,292 +77,33 @@ impl Victims {
         claimant: Claimant<'_>,
         shapes: &[Shape],
     ) -> Option<Room> {
-        let mut room = Room::default();
-        let mut attempt = Attempt { cluster, accounts, claimant };
-        let (mut chosen, mut offers, mut offers_for) = (Vec::new(), BTreeSet::new(), None);
-        for shape in shapes {
-            if offers_for != Some(shape) {
-                let mut allowed = BTreeMap::new();
-                let offer = |node| self.offer(&attempt, shape, node, &mut allowed);
-                offers = (0..attempt.cluster.len()).filter_map(offer).collect();
-                offers_for = Some(shape);
-            }
-            let Some((place, units, moved)) = self.next_place(&mut attempt, shape, &mut offers) else {
-                self.undo(&mut attempt, &room, chosen);
-                return None;
-            };
-            attempt.cluster.take(&place);
-            offers.extend(self.offer(&attempt, shape, place.node, &mut BTreeMap::new()));
-            room.places.push(place);
-            room.moved.extend(moved);
-            chosen.extend(units);
-        }
-        if self.grows_by_its_own(&attempt, &chosen) {
-            self.undo(&mut attempt, &room, chosen);
+        let possible = if claimant.moves { Vec::new() } else { self.possible(accounts, &claimant) };
+        let steps = STEPS.min(self.steps);
+        let mut attempt = Attempt {
+            victims: self,
+            cluster,
+            accounts,
+            claimant,
+            possible,
+            chosen: Vec::new(),
+            places: Vec::new(),
+            moved: Vec::new(),
+            again: shapes.len() > 1,
+            steps,
+        };
+        let may_any = (0..attempt.victims.units.len()).any(|unit| attempt.may(unit));
+        let found = may_any
+            && (attempt.take_cheapest(shapes, false)
+                || attempt.again && (attempt.take_cheapest(shapes, true) || attempt.try_all(shapes)));
+        attempt.victims.steps -= steps - attempt.steps;
+        if !found {
             return None;
         }
-        for unit in chosen {
-            if self.units[unit].project == claimant.project {
-                attempt.accounts.release(claimant.project, self.units[unit].amounts);
-                attempt.accounts.release_in(claimant.project, &self.units[unit].in_pools);
-            }
-            let cause = self.cause(unit, claimant);
-            room.victims.extend(self.units[unit].tasks.iter().map(|&task| (task, cause)));
-        }
-        attempt.accounts.hold(claimant.project, claimant.wanted, false);
-        for place in &room.places {
-            attempt.accounts.hold_in(claimant.project, &attempt.cluster.in_pools(place), false);
-        }
-        Some(room)
+        attempt.spare(shapes);
+        Some(attempt.settle())
     }
 
-    /// Would the claimant's project get beyond its share by giving up some of its own for more?
-    fn grows_by_its_own(&self, attempt: &Attempt<'_>, chosen: &[usize]) -> bool {
-        let Claimant { project, wanted, .. } = attempt.claimant;
-        let own = chosen.iter().map(|&unit| &self.units[unit]).filter(|unit| unit.project == project);
-        let own: Vec<Amounts> = own.map(|unit| unit.amounts).collect();
-        let given_up = own.iter().fold(Amounts::default(), |sum, amounts| sum.plus(*amounts));
-        !own.is_empty() && attempt.accounts.grows_over_share(project, wanted, given_up)
-    }
-
-    fn undo(&mut self, attempt: &mut Attempt<'_>, room: &Room, chosen: Vec<usize>) {
-        for place in room.places.iter().chain(&room.moved) {
-            attempt.cluster.give_back(place);
-        }
-        for unit in chosen {
-            self.put_back(attempt, unit);
-        }
-    }
-
-    /// The best offer that is still valid; it and those that are not are used up.
-    fn next_place(
-        &mut self,
-        attempt: &mut Attempt<'_>,
-        shape: &Shape,
-        offers: &mut BTreeSet<Offer>,
-    ) -> Option<(Place, Vec<usize>, Vec<Place>)> {
-        while let Some((_, _, node, units)) = offers.pop_first() {
-            if units.iter().any(|&unit| self.units[unit].settled) {
-                offers.extend(self.offer(attempt, shape, node, &mut BTreeMap::new()));
-            } else if let Some((place, moved)) = self.try_out(attempt, shape, node, &units) {
-                return Some((place, units, moved));
-            }
-        }
-        None
-    }
-
-    fn offer(
-        &self,
-        attempt: &Attempt<'_>,
-        shape: &Shape,
-        node: usize,
-        allowed: &mut Allowed,
-    ) -> Option<Offer> {
-        let units = self.cheapest_on(attempt, shape, node, allowed)?;
-        Some((self.cost_of(&units), units.len(), node, units))
-    }
-
-    /// The highest priority among the units and all the work that is lost.
-    fn cost_of(&self, units: &[usize]) -> Cost {
-        let costs = units.iter().map(|&unit| self.units[unit].cost);
-        costs.fold((i32::MIN, 0), |sum, (priority, work)| (sum.0.max(priority), sum.1 + work))
-    }
-
-    /// The cheapest units whose end makes room for `shape` on a node; empty if there is room.
-    fn cheapest_on(
-        &self,
-        attempt: &Attempt<'_>,
-        shape: &Shape,
-        node: usize,
-        allowed: &mut Allowed,
-    ) -> Option<Vec<usize>> {
-        let free = attempt.cluster.node(node);
-        let mut may = |unit: usize| {
-            let unit = &self.units[unit];
-            !unit.settled && self.allowed(unit, attempt, allowed)
-        };
-        let mut gpus: Vec<(Cost, usize, Vec<usize>)> = Vec::new();
-        for (at, gpu) in free.gpus.iter().enumerate() {
-            let Some(share) = shape.share(gpu.class) else { continue };
-            let mut candidates: Vec<usize> =
-                if gpu.fits(share) { Vec::new() } else { self.on_gpu[node][at].clone() };
-            candidates.retain(|unit| may(*unit));
-            candidates.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
-            // In MIG mode each place has others in its way.
-            let cuts = if gpu.fits(share) { vec![share] } else { gpu.places(share) };
-            let enough = |cut| {
-                let mut in_the_way = candidates.clone();
-                in_the_way.retain(|&unit| {
-                    cut == share || self.units[unit].on(node, at).any(|held| rivals(gpu, cut, held))
-                });
-                self.enough(gpu, cut, node, at, in_the_way)
-            };
-            let offers = cuts.into_iter().filter_map(enough).map(|units| (self.cost_of(&units), at, units));
-            gpus.extend(offers.min_by_key(|(cost, _, units)| (cost.0, units.len(), cost.1)));
-        }
-        let wanted = shape.devices().0 as usize;
-        if gpus.len() < wanted {
-            return None;
-        }
-        gpus.sort_unstable_by_key(|(cost, at, units)| (*cost, units.len(), *at));
-        let mut units: Vec<usize> = gpus.into_iter().take(wanted).flat_map(|(_, _, units)| units).collect();
-        units.sort_unstable();
-        units.dedup();
-        let left = self.without(free, node, &units);
-        if choose(&left, shape, |_, _| ()).is_some() {
-            return Some(units);
-        }
-        // GPUs have room, the host has not: stop more on the node, the cheapest first.
-        let mut more: Vec<usize> = self.on_gpu[node].iter().flatten().copied().collect();
-        more.retain(|unit| !units.contains(unit) && may(*unit));
-        more.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
-        more.dedup();
-        for unit in more {
-            units.push(unit);
-            if choose(&self.without(free, node, &units), shape, |_, _| ()).is_some() {
-                return Some(units);
-            }
-        }
-        None
-    }
-
-    /// The first of `candidates` (cheapest first) that make room on one GPU, without those that then prove needless.
-    fn enough(
-        &self,
-        gpu: &GpuFree,
-        share: Cut,
-        node: usize,
-        at: usize,
-        candidates: Vec<usize>,
-    ) -> Option<Vec<usize>> {
-        let fits = |units: &[usize]| {
-            let mut free = gpu.clone();
-            units.iter().flat_map(|&unit| self.units[unit].on(node, at)).for_each(|held| free.put_back(held));
-            free.fits(share)
-        };
-        let mut units = Vec::new();
-        let mut rest = candidates.into_iter();
-        while !fits(&units) {
-            units.push(rest.next()?);
-        }
-        for drop in (0..units.len()).rev() {
-            let fewer: Vec<usize> =
-                units.iter().enumerate().filter(|(i, _)| *i != drop).map(|(_, u)| *u).collect();
-            if fits(&fewer) {
-                units = fewer;
-            }
-        }
-        Some(units)
-    }
-
-    /// A node without these units.
-    fn without(&self, free: &NodeFree, node: usize, units: &[usize]) -> NodeFree {
-        let mut left = free.clone();
-        for place in
-            units.iter().flat_map(|&unit| &self.units[unit].places).filter(|place| place.node == node)
-        {
-            place.gpus.iter().for_each(|(gpu, cut)| left.gpus[*gpu].put_back(*cut));
-            if left.host != Host::UNCOUNTED {
-                left.host.cpu_milli += place.host.cpu_milli;
-                left.host.memory_bytes += place.host.memory_bytes;
-            }
-        }
-        left
-    }
-
-    /// Takes the units off, one after the other, each still allowed after those before it; then the place for
-    /// `shape`, and, if they only move, new places for all. Undoes everything if any of it fails.
-    fn try_out(
-        &mut self,
-        attempt: &mut Attempt<'_>,
-        shape: &Shape,
-        node: usize,
-        units: &[usize],
-    ) -> Option<(Place, Vec<Place>)> {
-        let mut off = Vec::new();
-        for &unit in units {
-            if !self.allowed(&self.units[unit], attempt, &mut BTreeMap::new()) {
-                break;
-            }
-            self.units[unit].settled = true;
-            self.count_off(attempt, unit);
-            for place in &self.units[unit].places {
-                attempt.cluster.give_back(place);
-            }
-            off.push(unit);
-        }
-        let gpus =
-            choose(attempt.cluster.node(node), shape, fullest_first).filter(|_| off.len() == units.len());
-        let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
-        let room = place.and_then(|place| {
-            let moves = attempt.claimant.moves;
-            let moved = if moves { self.move_all(attempt.cluster, &place, units)? } else { Vec::new() };
-            Some((place, moved))
-        });
-        if room.is_none() {
-            for unit in off {
-                self.put_back(attempt, unit);
-            }
-        }
-        room
-    }
-
-    /// Tasks of the claimant's own project still count while tasks of others are considered: what it gives up itself
-    /// gives it no claim on others, or the two would take turns forever.
-    fn count_off(&self, attempt: &mut Attempt<'_>, unit: usize) {
-        if self.units[unit].project != attempt.claimant.project {
-            attempt.accounts.release(self.units[unit].project, self.units[unit].amounts);
-            attempt.accounts.release_in(self.units[unit].project, &self.units[unit].in_pools);
-        }
-    }
-
-    fn put_back(&mut self, attempt: &mut Attempt<'_>, unit: usize) {
-        self.units[unit].settled = false;
-        if self.units[unit].project != attempt.claimant.project {
-            attempt.accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
-            attempt.accounts.hold_in(self.units[unit].project, &self.units[unit].in_pools, false);
-        }
-        for place in &self.units[unit].places {
-            attempt.cluster.take(place);
-        }
-    }
-
-    /// A new place for each of `units`, with `claimed` counted as taken; `None` if one has nowhere to go.
-    fn move_all(&self, cluster: &mut Cluster, claimed: &Place, units: &[usize]) -> Option<Vec<Place>> {
-        cluster.take(claimed);
-        let places = units.iter().flat_map(|&unit| &self.units[unit].places);
-        let (mut moved, mut all) = (Vec::new(), true);
-        for place in places {
-            let Some(new) = elsewhere(cluster, place) else {
-                all = false;
-                break;
-            };
-            cluster.take(&new);
-            moved.push(new);
-        }
-        if !all {
-            moved.iter().for_each(|place| cluster.give_back(place));
-        }
-        cluster.give_back(claimed);
-        all.then_some(moved)
-    }
-
-    fn allowed(&self, unit: &Unit, attempt: &Attempt<'_>, known: &mut Allowed) -> bool {
-        let claimant = attempt.claimant;
-        if claimant.moves {
-            return !unit.gang;
-        }
-        if unit.project == claimant.project {
-            return unit.cost.0 < claimant.priority;
-        }
-        let pools = unit.in_pools.keys().cloned().collect();
-        let key = (unit.project, unit.amounts.0[1] > 0, unit.amounts.0[2] > 0, pools);
-        *known.entry(key).or_insert_with(|| {
-            attempt.accounts.may_lose_of(unit.project, unit.amounts, &unit.in_pools, &claimant)
-        })
-    }
-
-    fn cause(&self, unit: usize, claimant: Claimant<'_>) -> Cause {
+    fn cause(&self, unit: usize, claimant: &Claimant<'_>) -> Cause {
         if claimant.moves {
             Cause::Consolidate
         } else if self.units[unit].project == claimant.project {
@@ -411,6 +111,236 @@ impl Victims {
         } else {
             Cause::Reclaim
         }
+    }
+}
+
+impl Attempt<'_> {
+    /// One shape after the other takes the cheapest offer that is allowed; with `help`, by the end of more tasks than have to
+    /// make room. On failure nothing stays taken.
+    fn take_cheapest(&mut self, shapes: &[Shape], help: bool) -> bool {
+        let (mut offers, mut offers_for, mut refused) = (BTreeSet::new(), None, BTreeSet::new());
+        for shape in shapes {
+            if offers_for != Some(shape) {
+                refused.clear();
+                let offer = |node| self.offer(shape, node, &refused);
+                offers = (0..self.cluster.len()).filter_map(offer).collect();
+                offers_for = Some(shape);
+            }
+            let Some(node) = self.take_next(shape, help, &mut offers, &mut refused) else {
+                self.give_up(0);
+                return false;
+            };
+            offers.extend(self.offer(shape, node, &refused));
+        }
+        let allowed = if help { self.allow_chosen() } else { self.is_allowed(&self.chosen.clone()) };
+        if !allowed {
+            self.again = true;
+            self.give_up(0);
+        }
+        allowed
+    }
+
+    /// Takes the best offer that is still valid and allowed, and returns its node. It and those that are not are used up;
+    /// a node whose offer is not allowed makes another one, without the units that are in the way of it.
+    fn take_next(
+        &mut self,
+        shape: &Shape,
+        help: bool,
+        offers: &mut BTreeSet<Offer>,
+        refused: &mut BTreeSet<usize>,
+    ) -> Option<usize> {
+        while let Some((_, _, node, units)) = offers.pop_first() {
+            if units.iter().any(|&unit| self.victims.units[unit].settled) {
+                offers.extend(self.offer(shape, node, refused));
+                continue;
+            }
+            let before = self.chosen.len();
+            if !self.take(shape, node, &units) {
+                self.again = true;
+                continue;
+            }
+            if self.has_order(&units) || help && self.allow_chosen() {
+                return Some(node);
+            }
+            self.give_up_last(before);
+            let more = self.refused_of(&units);
+            self.again = true;
+            if !more.is_empty() {
+                refused.extend(more);
+                offers.extend(self.offer(shape, node, refused));
+            }
+        }
+        None
+    }
+
+    fn offer(&self, shape: &Shape, node: usize, refused: &BTreeSet<usize>) -> Option<Offer> {
+        let units = self.cheapest_on(shape, node, refused)?;
+        Some((self.victims.cost_of(&units), units.len(), node, units))
+    }
+
+    /// Counts the units as stopped and a place for `shape` on their node as taken; if they only move, new places for all of
+    /// them too. Undoes everything if any of it fails.
+    fn take(&mut self, shape: &Shape, node: usize, units: &[usize]) -> bool {
+        let before = self.chosen.len();
+        for &unit in units {
+            self.take_off(unit);
+            self.chosen.push(unit);
+        }
+        let gpus = choose(self.cluster.node(node), shape, fullest_first);
+        let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
+        if let Some(place) = place {
+            self.cluster.take(&place);
+            if !self.claimant.moves || self.move_all(units) {
+                self.places.push(place);
+                return true;
+            }
+            self.cluster.give_back(&place);
+        }
+        for unit in self.chosen.split_off(before) {
+            self.put_back(unit);
+        }
+        false
+    }
+
+    /// Undoes the last [`Self::take`], before which so many units were chosen.
+    fn give_up_last(&mut self, chosen: usize) {
+        if let Some(place) = self.places.pop() {
+            self.cluster.give_back(&place);
+        }
+        let units = self.chosen.split_off(chosen);
+        let moved: usize = units.iter().map(|&unit| self.victims.units[unit].places.len()).sum();
+        let first = if self.claimant.moves { self.moved.len() - moved } else { self.moved.len() };
+        self.moved.split_off(first).iter().for_each(|place| self.cluster.give_back(place));
+        units.into_iter().for_each(|unit| self.put_back(unit));
+    }
+
+    /// Undoes everything after the first `places`.
+    fn give_up(&mut self, places: usize) {
+        for place in self.places.split_off(places).iter().chain(&std::mem::take(&mut self.moved)) {
+            self.cluster.give_back(place);
+        }
+        for unit in std::mem::take(&mut self.chosen) {
+            self.put_back(unit);
+        }
+    }
+
+    /// Puts back what proves needless once all are known: the end of a gang, or of a task that a limit is in the way of, may
+    /// make room for which another one was to stop.
+    fn spare(&mut self, shapes: &[Shape]) {
+        if self.claimant.moves || !(2..=UNITS).contains(&self.chosen.len()) {
+            return;
+        }
+        let places = self.chosen.iter().flat_map(|&unit| &self.victims.units[unit].places);
+        let mut nodes: BTreeSet<usize> = places.chain(&self.places).map(|place| place.node).collect();
+        if self.cluster.len() <= SMALL {
+            nodes = (0..self.cluster.len()).collect();
+        }
+        let mut by_cost = self.chosen.clone();
+        by_cost.sort_unstable_by_key(|&unit| Reverse((self.victims.units[unit].cost, unit)));
+        while let Some(at) = by_cost.iter().position(|&unit| self.is_spared(unit, shapes, &nodes)) {
+            by_cost.remove(at);
+        }
+    }
+
+    /// Puts a unit back if it is needless.
+    fn is_spared(&mut self, unit: usize, shapes: &[Shape], nodes: &BTreeSet<usize>) -> bool {
+        let fewer: Vec<usize> = self.chosen.iter().copied().filter(|other| *other != unit).collect();
+        let before = std::mem::take(&mut self.places);
+        before.iter().for_each(|place| self.cluster.give_back(place));
+        self.put_back(unit);
+        if self.is_allowed(&fewer) && self.fill(shapes, nodes) {
+            self.chosen = fewer;
+            return true;
+        }
+        self.take_off(unit);
+        before.iter().for_each(|place| self.cluster.take(place));
+        self.places = before;
+        false
+    }
+
+    /// Takes places for all shapes on these nodes; nothing, and `false`, if they do not fit.
+    fn fill(&mut self, shapes: &[Shape], nodes: &BTreeSet<usize>) -> bool {
+        if nodes.len() == self.cluster.len() {
+            self.places = self.cluster.fill_places(shapes).unwrap_or_default();
+            return self.places.len() == shapes.len();
+        }
+        for shape in shapes {
+            let on = |node: &usize| Some((*node, choose(self.cluster.node(*node), shape, fullest_first)?));
+            let Some((node, gpus)) = nodes.iter().find_map(on) else {
+                self.places.drain(..).for_each(|place| self.cluster.give_back(&place));
+                return false;
+            };
+            let place = Place { node, gpus, host: shape.host() };
+            self.cluster.take(&place);
+            self.places.push(place);
+        }
+        true
+    }
+
+    /// Enters the result into the accounts.
+    fn settle(self) -> Room {
+        let Self { victims, cluster, accounts, claimant, chosen, places, moved, .. } = self;
+        let mut room = Room { places, moved, victims: Vec::new() };
+        for unit in chosen {
+            if victims.units[unit].project == claimant.project && !claimant.moves {
+                accounts.release(claimant.project, victims.units[unit].amounts);
+                accounts.release_in(claimant.project, &victims.units[unit].in_pools);
+            }
+            let cause = victims.cause(unit, &claimant);
+            room.victims.extend(victims.units[unit].tasks.iter().map(|&task| (task, cause)));
+        }
+        accounts.hold(claimant.project, claimant.wanted, false);
+        for place in &room.places {
+            accounts.hold_in(claimant.project, &cluster.in_pools(place), false);
+        }
+        room
+    }
+
+    /// Tries all sets of units, those on the cheapest nodes first.
+    fn try_all(&mut self, shapes: &[Shape]) -> bool {
+        let Some((shape, rest)) = shapes.split_first() else {
+            let before = self.chosen.len();
+            if self.allow_chosen() {
+                return true;
+            }
+            debug_assert_eq!(before, self.chosen.len(), "nothing stays taken");
+            return false;
+        };
+        let mut offers: Vec<Offer> = Vec::new();
+        for node in 0..self.cluster.len() {
+            self.sets_on(shape, node, &mut offers);
+        }
+        offers.sort_unstable();
+        for (_, _, node, units) in offers {
+            if self.steps == 0 {
+                return false;
+            }
+            self.steps -= 1;
+            let before = self.chosen.len();
+            if self.take(shape, node, &units) {
+                if self.try_all(rest) {
+                    return true;
+                }
+                self.give_up_last(before);
+            }
+        }
+        false
+    }
+
+    /// A new place for each of `units`; nothing, and `false`, if one has nowhere to go.
+    fn move_all(&mut self, units: &[usize]) -> bool {
+        let places = units.iter().flat_map(|&unit| &self.victims.units[unit].places);
+        let mut moved = Vec::new();
+        for place in places {
+            let Some(new) = elsewhere(self.cluster, place) else {
+                moved.iter().for_each(|place| self.cluster.give_back(place));
+                return false;
+            };
+            self.cluster.take(&new);
+            moved.push(new);
+        }
+        self.moved.extend(moved);
+        true
     }
 }
 
@@ -431,37 +361,6 @@ pub(crate) fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
         }
         place.host.fits_in(free.host).then_some(Place { node, gpus, host: place.host })
     })
-}
-
-impl Unit {
-    const fn new(project: usize, gang: bool) -> Self {
-        Self {
-            tasks: Vec::new(),
-            places: Vec::new(),
-            project,
-            amounts: Amounts([0; 3]),
-            in_pools: PoolMilli::new(),
-            cost: (i32::MIN, 0),
-            settled: false,
-            gang,
-        }
-    }
-
-    fn add(&mut self, at: usize, task: &Running, place: &Place, now_ms: i64, min_run_ms: i64) {
-        let ran_ms = now_ms.saturating_sub(task.started_at_ms).max(0);
-        let amounts = weighed(place.amounts(), task.quota_milli);
-        self.tasks.push(at);
-        self.places.push(place.clone());
-        self.amounts = self.amounts.plus(amounts);
-        self.cost.0 = self.cost.0.max(task.priority);
-        self.cost.1 += u128::from(amounts.0[0]) * u128::from(ran_ms.unsigned_abs());
-        self.settled |= !task.preemptible || task.stopping.is_some() || ran_ms < min_run_ms;
-    }
-
-    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Cut> + '_ {
-        let places = self.places.iter().filter(move |place| place.node == node);
-        places.flat_map(|place| &place.gpus).filter(move |(at, _)| *at == gpu).map(|(_, share)| *share)
-    }
 }
 
 /// The task that has to stop, and the one for which it stops.

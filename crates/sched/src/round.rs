@@ -6,10 +6,11 @@ use cantle_model::TaskId;
 
 use crate::accounts::Binding;
 use crate::board::Boards;
-use crate::evict::{Claimant, Victims};
+use crate::evict::Claimant;
 use crate::pool::add;
 use crate::tally::Tally;
 use crate::turns::{Position, Turns};
+use crate::victims::Victims;
 use crate::{
     Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, PoolMilli, Reason, Running,
     Shape, Snapshot, Start, UsedPool, Wait, Waiting, reserve,
@@ -121,7 +122,11 @@ impl<'a> Round<'a> {
             return self.wait(&group, &reason);
         }
         if let Some(reason) = self.refused_by_quota(&group, task) {
-            return self.wait(&group, &reason);
+            let freeing = match reason {
+                Reason::OverLimit { .. } => self.make_room(&group),
+                _ => None,
+            };
+            return self.wait(&group, &freeing.unwrap_or(reason));
         }
         if let Some(used) = group.used_up.first()
             && group.shapes.iter().any(|shape| shape.classes().next().is_none())
@@ -312,9 +317,12 @@ impl<'a> Round<'a> {
         if !self.policy.reclaim && !self.policy.consolidate {
             return None;
         }
-        let (places, tasks) = match self.boards.later.fill_places(&group.shapes) {
+        // Where a limit is reached, tasks of the project have to stop even if there is room.
+        let over_limit = self.tally.later.over_limit(group.project, group.amounts).is_some();
+        let free = if over_limit { None } else { self.boards.later.fill_places(&group.shapes) };
+        let (places, tasks) = match free {
             Some(places) => {
-                let tasks = self.stopping_on(&places);
+                let tasks = self.stopping_for(group, &places);
                 if tasks.is_empty() {
                     // The room is reserved for a task ahead of it.
                     places.iter().for_each(|place| self.boards.later.give_back(place));
@@ -333,11 +341,16 @@ impl<'a> Round<'a> {
         Some(Reason::Freeing { needs: group.needs.clone(), tasks })
     }
 
-    /// Tasks that were asked to stop on the nodes of these places.
-    fn stopping_on(&self, places: &[Place]) -> Vec<TaskId> {
+    /// Tasks that were asked to stop: on the nodes of these places, and of a project that is at its limit.
+    fn stopping_for(&self, group: &Group, places: &[Place]) -> Vec<TaskId> {
+        let now = &self.tally.now;
+        let at_limit = now.over_limit(group.project, group.amounts);
+        let at_limit = at_limit.map(|binding| now.position(Some(&binding.project)));
         let on = |running: &&Running| {
+            let of = now.position(running.project.as_deref());
             running.stopping.is_some()
-                && places.iter().any(|place| self.idle.node_name(place.node) == running.node)
+                && (at_limit.is_some_and(|limited| now.path(of).contains(&limited))
+                    || places.iter().any(|place| self.idle.node_name(place.node) == running.node))
         };
         self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
     }
@@ -371,7 +384,7 @@ impl<'a> Round<'a> {
         if self.policy.reclaim {
             room = victims.make_room(later, accounts, claimant, &group.shapes);
         }
-        if room.is_none() && self.policy.consolidate && asked.is_empty() && group.shapes.len() == 1 {
+        if room.is_none() && self.policy.consolidate && asked.is_empty() {
             room = victims.make_room(later, accounts, Claimant { moves: true, ..claimant }, &group.shapes);
         }
         let room = room?;
