@@ -74,6 +74,10 @@ def make_tree(architecture, built, tree, date):
     etc.mkdir()
     for name, command in CONFIGURATION.items():
         (etc / f"{name}.toml").write_text(run(*cantle, "reference", command))
+    # packaging/scripts/installed.sh makes the user.
+    agent = (etc / "agent.toml").read_text()
+    before, after = agent.split('\n#task-user = "agent"\n')
+    (etc / "agent.toml").write_text(f'{before}\ntask-user = "cantle-task"\n{after}')
     for path in tree.rglob("*"):
         os.utime(path, (date, date))
     return program

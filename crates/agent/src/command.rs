@@ -34,10 +34,10 @@ pub(crate) fn of_task(
             )));
         }
         let argv = request.command.into_iter().map(OsString::from).collect();
-        return Ok(Command { argv, env, cwd: request.cwd.map(Into::into) });
+        return Ok(Command { argv, env, cwd: request.cwd.map(Into::into), user: None });
     }
     let argv = sdk_command(&task.id, &config.sdk_words).map(OsString::from).collect();
-    Ok(Command { argv, env, cwd: None })
+    Ok(Command { argv, env, cwd: None, user: None })
 }
 
 /// Is it run by ClearML's own agent?

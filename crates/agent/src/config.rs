@@ -13,7 +13,7 @@ use cantle_node::{Docker, NodeStore, Watch};
 use cantle_runtime::{BackendChoice, Privileges};
 use cantle_sched::Policy;
 
-use crate::{AbortCommand, Schedule, SdkDirectories};
+use crate::{AbortCommand, Schedule, SdkDirectories, TaskUserPolicy};
 
 /// What the agent allocates to its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,6 +132,8 @@ pub struct AgentConfig {
     pub wish: BackendChoice,
     /// Extra privileges of tasks.
     pub privileges: Privileges,
+    /// The Unix user that tasks run as.
+    pub task_user: TaskUserPolicy,
     /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
     pub mig: Option<GpuList>,
     /// The handling of MIG instances that others have created.
@@ -182,6 +184,7 @@ impl AgentConfig {
             docker: None,
             wish: BackendChoice::Auto,
             privileges: Privileges::default(),
+            task_user: TaskUserPolicy::default(),
             mig: None,
             mig_adopt: Adopt::default(),
             whole_gpu: WholeGpu::default(),

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cantle_clearml::{cantle, tasks};
 use cantle_model::LeaseId;
 use cantle_node::{Command, NodeError};
+use cantle_runtime::TaskUser;
 use tokio::task::spawn_blocking;
 
 use crate::command;
 use crate::environment::Environment;
-use crate::sdk;
 use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
+use crate::task_user::remove_workspace;
 
 /// A task under a lease. The claims pass it to the executor, and the executor to the reporter. The part that owns it
 /// decides about it.
@@ -50,14 +51,16 @@ impl Entry {
         env: &Environment,
         task: &tasks::Task,
         token: &str,
+        user: Option<TaskUser>,
     ) -> Result<Command, NodeError> {
         let mut command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
         self.job.name.clone_from(&task.name);
         // A container has directories of its own.
         if command::is_sdk(&command.argv) && env.config.docker.is_none() {
-            self.job.workspace = env.config.sdk.workspace(&self.job.lease);
+            self.job.workspace = env.config.sdk.of_user(user.as_ref()).workspace(&self.job.lease);
             command.env.extend(self.job.workspace.as_deref().map(command::in_workspace));
         }
+        command.user = user;
         self.job.command = Some(command.clone());
         self.dir.write(&self.job)?;
         Ok(command)
@@ -75,7 +78,8 @@ impl Entry {
             None => remove_record(),
             // An environment has ten thousand files and more.
             Some(workspace) => drop(spawn_blocking(move || {
-                sdk::remove(&workspace);
+                let user = job.command.and_then(|command| command.user);
+                remove_workspace(user.as_ref(), &workspace);
                 remove_record();
             })),
         }

@@ -20,6 +20,14 @@ pub enum AgentError {
         /// The error of the system.
         reason: String,
     },
+    /// A user for tasks that this agent cannot give them.
+    #[error("--task-user {value}: {why}")]
+    TaskUser {
+        /// As given.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A queue that the server does not have.
     #[error("there is no queue \"{queue}\" on the server{}", known_queues(known))]
     UnknownQueue {
@@ -51,6 +59,10 @@ impl AgentError {
             Self::Node(error) => error.hints(),
             Self::Server(error) => error.hints(),
             Self::Listen { .. } => vec!["give a free address, e.g. 127.0.0.1:9401".to_owned()],
+            Self::TaskUser { .. } => vec![
+                "give submitter, agent, or the name of a user of this machine, which useradd makes"
+                    .to_owned(),
+            ],
             Self::UnknownQueue { .. } => vec!["create it with --create-queue".to_owned()],
             Self::QueueTwice(_) => vec!["give each queue once".to_owned()],
             Self::Signal(_) => Vec::new(),
@@ -62,7 +74,7 @@ impl AgentError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Node(error) => error.exit_code(),
-            Self::UnknownQueue { .. } | Self::QueueTwice(_) => 2,
+            Self::UnknownQueue { .. } | Self::QueueTwice(_) | Self::TaskUser { .. } => 2,
             Self::Server(cantle_clearml::WireError::Address { .. }) => 2,
             Self::Server(cantle_clearml::WireError::Unauthorized { .. }) => 4,
             Self::Listen { .. } | Self::Server(_) | Self::Signal(_) => 1,

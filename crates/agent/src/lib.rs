@@ -56,6 +56,7 @@ mod reporter;
 mod sdk;
 mod setup;
 mod task_record;
+mod task_user;
 mod view;
 mod worker_id;
 
@@ -66,3 +67,4 @@ pub use executor::AbortCommand;
 pub use planner::{Hours, Schedule, ScheduleError};
 pub use sdk::SdkDirectories;
 pub use setup::check;
+pub use task_user::TaskUserPolicy;

@@ -39,6 +39,8 @@ pub struct SdkDirectories {
     pub venvs: Option<PathBuf>,
     /// `agent.venvs_cache.path`
     pub venvs_cache: Option<PathBuf>,
+    /// The home directory of the agent's user, in which they are by default.
+    pub home: Option<PathBuf>,
 }
 
 impl SdkDirectories {

@@ -11,6 +11,7 @@ use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use cantle_node::mig::{self, Stages};
 use cantle_node::{ComputeArbiter, Launcher, NodeError, NodeStore};
 use cantle_runtime::Engine;
+use nix::unistd::geteuid;
 
 use crate::agent::Agent;
 use crate::environment::Environment;
@@ -28,6 +29,7 @@ pub(crate) const WORKER_TIMEOUT_S: u64 = 600;
 /// # Errors
 /// In one line what is wrong.
 pub fn check(config: &AgentConfig) -> Result<(), AgentError> {
+    config.task_user.check(geteuid().is_root())?;
     let (driver, gpus) = fitting_gpus(config)?;
     let node = NodeStore::open(&config.node_dir())?;
     Ok(node.lock()?.check_claims(&config.worker(), &gpus, &mig::fixed_by_gpu(driver.as_ref(), &gpus))?)
@@ -75,6 +77,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     let launcher = launcher.with_privileges(config.privileges);
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, cantle_node::own_holder(), &gpus, given)?;
+    let claim = claim.with_task_user(&node, config.task_user.describe())?;
     let meter = Meter::new(&node_name);
     if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config, &meter.mig()) {
         claim.release(&node)?;
@@ -99,6 +102,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         return Err(error.into());
     }
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
+    tracing::info!("tasks run as {}", config.task_user.describe());
     let history = History::open(&config.state_dir, &worker);
     let compute = ComputeArbiter::start(&node);
     let env = Environment {

@@ -74,6 +74,9 @@ endpoint!("cantle.get_task_token", GetTaskToken => TaskToken);
 pub struct TaskToken {
     /// It acts for the task's owner, changes this task and those made by it alone, and ends with the lease.
     pub token: String,
+    /// Name of the user who submitted the task; empty from a server that does not report it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
 }
 
 /// `cantle.set_queue`: what a queue does with tasks whose node is gone.

@@ -26,12 +26,17 @@ pub(crate) fn effective(global: &Global) -> Result<Conf, CliError> {
     })
 }
 
+/// The home directory of this user.
+pub(crate) fn home() -> Option<PathBuf> {
+    variable("HOME").map(PathBuf::from)
+}
+
 /// A directory of ClearML's agent. `None` without a home, where the default is.
 pub(crate) fn directory(conf: &Conf, key: &str, default: &str) -> Option<PathBuf> {
     let path = conf.text(key).unwrap_or_else(|| default.to_owned());
     match path.strip_prefix("~/") {
         None => Some(PathBuf::from(path)).filter(|path| path.is_absolute()),
-        Some(rest) => variable("HOME").map(|home| Path::new(&home).join(rest)),
+        Some(rest) => home().map(|home| home.join(rest)),
     }
 }
 

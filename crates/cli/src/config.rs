@@ -18,6 +18,8 @@ use crate::error::{CliError, ErrorKind};
 const OPTION: &str = "options_file";
 /// The variable that names it too.
 pub(crate) const VARIABLE: &str = "CANTLE_CONFIG";
+/// The table that is no command's: its keys and values are the pairs of this option of `daemon` and `up`.
+const TASK_USERS: (&str, &str) = ("task_users", "task-users");
 /// Options that no file has: they ask for something other than a run.
 const NOT_IN_A_FILE: [&str; 7] = ["config", "help", "version", "stop", "status", "detached", "foreground"];
 
@@ -93,6 +95,9 @@ impl<'a> File<'a> {
         let mut words = Vec::new();
         for (key, value) in &self.options {
             match value {
+                Value::Table(table) if key == TASK_USERS.0 => {
+                    words.extend(self.pairs(command, table, given)?);
+                }
                 Value::Table(table) => {
                     let named = root.find_subcommand(key).ok_or_else(|| self.unknown(key, "command"))?;
                     for (key, value) in table {
@@ -106,6 +111,25 @@ impl<'a> File<'a> {
             }
         }
         Ok(words)
+    }
+
+    /// The words for the option that takes pairs, if the command has it.
+    fn pairs(
+        &self,
+        command: &Command,
+        table: &toml::Table,
+        given: &ArgMatches,
+    ) -> Result<Vec<OsString>, CliError> {
+        let (name, key) = TASK_USERS;
+        let Some(option) = command.get_arguments().find(|option| option.get_long() == Some(key)) else {
+            return Ok(Vec::new());
+        };
+        let pair = |(left, right): (&String, &Value)| match right {
+            Value::String(right) => Ok(Value::from(format!("{left}={right}"))),
+            _ => Err(self.usage(format!("[{name}] {left} = {right}: must be a text"))),
+        };
+        let pairs = table.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        self.spell(option, key, &Value::Array(pairs), given)
     }
 
     fn option<'c>(&self, command: &'c Command, key: &str) -> Result<&'c Arg, CliError> {
@@ -240,6 +264,20 @@ mod tests {
             "cantle --config FILE daemon --dynamic-gpus --queue=a=0.5 --queue=b=2 --state=/srv/c --gpus 0",
             "another command's table and what the command line has are left out"
         );
+    }
+
+    #[test]
+    fn a_table_of_users_is_for_the_commands_that_start_tasks() {
+        let text =
+            "[daemon]\ntask_user = \"submitter\"\n[task_users]\nalice = \"asmith\"\n\"b@c\" = \"bob\"\n";
+        let done = joined(text, "cantle --config FILE daemon").unwrap();
+        assert_eq!(
+            done,
+            "cantle --config FILE daemon --task_user=submitter --task-users=alice=asmith --task-users=b@c=bob"
+        );
+        assert_eq!(joined(text, "cantle --config FILE doctor").unwrap(), "cantle --config FILE doctor");
+        let error = joined("[task_users]\na = 7\n", "cantle --config FILE up").unwrap_err();
+        assert!(error.to_string().ends_with("[task_users] a = 7: must be a text"), "{error}");
     }
 
     #[test]

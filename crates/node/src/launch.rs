@@ -150,6 +150,7 @@ impl Launcher {
             env: command.env.clone(),
             clear_env: false,
             cwd: command.cwd.clone(),
+            user: command.user.clone(),
             confinement: Confinement {
                 shim_dir: self.shim_dir.clone(),
                 slice_dir: node.slice_dir(&lease.id),

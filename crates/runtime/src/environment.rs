@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::{Backend, TaskSpec};
+use crate::{Backend, TaskSpec, TaskUser};
 
 /// Names the task's lease.
 pub(crate) const SLICE: &str = "CANTLE_SLICE";
@@ -16,7 +16,13 @@ pub(crate) fn for_task(
     backend: &Backend,
     inherited: impl Fn(&str) -> Option<OsString>,
 ) -> BTreeMap<String, OsString> {
-    let mut vars = spec.env.clone();
+    let mut vars = BTreeMap::new();
+    // A container has a user database and directories of its own.
+    let user = spec.user.as_ref().filter(|_| *backend != Backend::Container);
+    for (name, value) in user.into_iter().flat_map(TaskUser::variables) {
+        vars.insert(name.to_owned(), value);
+    }
+    vars.extend(spec.env.clone());
     let mut set = |name: &str, value: OsString| drop(vars.insert(name.into(), value));
     let devices: Vec<&str> =
         spec.slices.iter().map(|s| s.mig.as_ref().map_or(s.gpu.0.as_str(), |mig| &mig.uuid)).collect();

@@ -27,10 +27,12 @@ pub enum StartError {
     #[error("working directory {} shows the machine's processes and settings, in which no task runs", .0.display())]
     KernelsDirectory(PathBuf),
     /// The task cannot enter the working directory.
-    #[error("the task cannot enter its working directory {}: {why}", .directory.display())]
+    #[error("{} cannot enter its working directory {}: {why}", of_user(.user.as_deref()), .directory.display())]
     Directory {
         /// As it was found outside of the task.
         directory: PathBuf,
+        /// The user that the task runs as, if it is not this process's.
+        user: Option<String>,
         /// The error of the kernel.
         why: String,
     },
@@ -81,6 +83,10 @@ pub fn listed(paths: &[PathBuf]) -> String {
     }
 }
 
+fn of_user(user: Option<&str>) -> String {
+    user.map_or_else(|| "the task".to_owned(), |user| format!("user {user}, who the task runs as,"))
+}
+
 impl StartError {
     pub(crate) fn setup(what: impl Into<String>, why: impl ToString) -> Self {
         Self::Setup { what: what.into(), why: why.to_string() }
@@ -97,7 +103,10 @@ impl StartError {
                 "install the program and its libraries together; CANTLE_LIB_DIR, where it is set, names other libraries",
             ),
             Self::KernelsDirectory(_) => Some("change to another directory than one below /proc or /sys"),
-            Self::Directory { .. } => {
+            Self::Directory { user: Some(_), .. } => {
+                Some("submit the task from a directory that its user may enter, on the node that runs it")
+            }
+            Self::Directory { user: None, .. } => {
                 Some("the state and the keys of cantle are hidden from tasks (docs/security.md)")
             }
             Self::NotOnMachine(_) => Some("if the driver was updated or removed, restart the agent"),

@@ -8,36 +8,45 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::sys::prctl::{set_child_subreaper, set_no_new_privs};
 use nix::sys::signal::SigSet;
+use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, close, pipe2};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::Cgroup;
 use crate::sandbox::Inside;
-use crate::{Exit, StartError};
+use crate::{Exit, StartError, TaskUser};
 
 /// The word after [`crate::TASK_INIT_COMMAND`] that makes a program a task's first process.
 pub(crate) const FIRST: &str = "--first";
+
+/// What a login gives files of a user.
+const UMASK: Mode = Mode::from_bits_truncate(0o022);
+/// Names the settings of ClearML's programs.
+const SETTINGS: &str = "CLEARML_CONFIG_FILE";
 
 /// The steps of the first process before it starts the task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
     /// Number of the descriptor that it reports to.
-    report: i32,
+    pub(crate) report: i32,
     /// The control group to enter.
-    door: Option<PathBuf>,
+    pub(crate) door: Option<PathBuf>,
     /// What it does in the task's namespaces, if it has them.
-    inside: Option<Inside>,
+    pub(crate) inside: Option<Inside>,
     /// It and the task get no privileges from programs that they start.
-    no_new_privileges: bool,
+    pub(crate) no_new_privileges: bool,
+    /// The user that the task runs as, if it is not this process's.
+    pub(crate) user: Option<TaskUser>,
+    /// The task's working directory.
+    pub(crate) directory: PathBuf,
 }
 
 /// Its reports, one per line: first [`Report::Started`] or another of the errors, then how the task ended.
@@ -65,7 +74,12 @@ impl Reports {
     }
 
     /// Waits until the task is started.
-    pub(crate) fn started(&mut self, program: &str, directory: &Path) -> Result<(), StartError> {
+    pub(crate) fn started(
+        &mut self,
+        program: &str,
+        directory: &Path,
+        user: Option<&TaskUser>,
+    ) -> Result<(), StartError> {
         let program = program.to_owned();
         match self.next() {
             Some(Report::Started) => Ok(()),
@@ -75,7 +89,8 @@ impl Reports {
             }
             Some(Report::Namespace { why }) => Err(StartError::Namespace(why)),
             Some(Report::Directory { why }) => {
-                Err(StartError::Directory { directory: directory.to_owned(), why })
+                let user = user.map(|user| user.name().to_owned());
+                Err(StartError::Directory { directory: directory.to_owned(), user, why })
             }
             Some(Report::Setup { what, why }) => Err(StartError::Setup { what, why }),
             Some(Report::Ended(_)) | None => {
@@ -100,15 +115,6 @@ impl Reports {
 }
 
 impl Orders {
-    pub(crate) fn new(
-        report: &OwnedFd,
-        group: Option<&Cgroup>,
-        inside: Option<Inside>,
-        no_new_privileges: bool,
-    ) -> Self {
-        Self { report: report.as_raw_fd(), door: group.map(Cgroup::door), inside, no_new_privileges }
-    }
-
     /// The program that carries them out and then starts `argv`.
     pub(crate) fn command(&self, argv: &[OsString]) -> io::Result<Command> {
         let mut command = Command::new("/proc/self/exe");
@@ -126,12 +132,9 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
     let Ok(mut report) = OpenOptions::new().write(true).open(path) else { return ExitCode::from(2) };
     // The task inherits what is open without O_CLOEXEC.
     let _ = close(orders.report);
-    let started = orders.prepare().and_then(|()| {
-        Command::new(program).args(args).spawn().map_err(|why| match why.kind() {
-            io::ErrorKind::NotFound => Report::NotFound,
-            _ => Report::NotExecutable { errno: why.raw_os_error().unwrap_or(0) },
-        })
-    });
+    let mut command = Command::new(program);
+    command.args(args);
+    let started = orders.prepare().and_then(|()| orders.start(command));
     // Outside of a pid namespace the terminal's signals are for the task.
     let _ = SigSet::all().thread_block();
     match started {
@@ -180,7 +183,6 @@ impl Orders {
         }
         if let Some(inside) = &self.inside {
             inside.close().map_err(|why| Report::Namespace { why: why.to_string() })?;
-            inside.enter_directory().map_err(|why| Report::Directory { why: why.to_string() })?;
         }
         // Process 1 of a pid namespace is that by itself.
         set_child_subreaper(true).map_err(io::Error::from).map_err(setup("adopt the task's orphans"))?;
@@ -188,5 +190,30 @@ impl Orders {
             set_no_new_privs().map_err(io::Error::from).map_err(setup("give up new privileges"))?;
         }
         Ok(())
+    }
+
+    /// As the task's user. This process stays root's, out of reach of the task.
+    fn start(&self, mut command: Command) -> Result<Child, Report> {
+        let Some(user) = &self.user else { return self.start_here(command) };
+        umask(UMASK);
+        let started = user.act(|| {
+            // The settings of the agent's user, which a file of this user's own replaces.
+            if std::env::var_os(SETTINGS).is_some_and(|path| File::open(path).is_err()) {
+                command.env_remove(SETTINGS);
+            }
+            self.start_here(command)
+        });
+        started.unwrap_or_else(|why| {
+            Err(Report::Setup { what: format!("become user {}", user.name()), why: why.to_string() })
+        })
+    }
+
+    fn start_here(&self, mut command: Command) -> Result<Child, Report> {
+        let entered = std::env::set_current_dir(&self.directory);
+        entered.map_err(|why| Report::Directory { why: why.to_string() })?;
+        command.spawn().map_err(|why| match why.kind() {
+            io::ErrorKind::NotFound => Report::NotFound,
+            _ => Report::NotExecutable { errno: why.raw_os_error().unwrap_or(0) },
+        })
     }
 }

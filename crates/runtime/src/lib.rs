@@ -30,6 +30,7 @@ mod spawn;
 mod spec;
 mod supervisor;
 mod task_directory;
+mod user;
 
 pub use attached::start_attached;
 pub use cgroup::Cgroup;
@@ -48,6 +49,7 @@ pub use running::{RunningTask, Stopper};
 pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;
 pub use task_directory::TaskDirectory;
+pub use user::{TaskUser, own_user};
 
 /// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
 pub const TASK_INIT_COMMAND: &str = "__task-init";

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,7 +16,9 @@ use crate::cgroup::Cgroup;
 use crate::first::{Orders, Reports};
 use crate::processes::{FileId, Scope, child_of, pid_of};
 use crate::sandbox::{self, Inside};
-use crate::{Backend, BackendChoice, Confinement, Privileges, StartError, TaskSpec, environment, holder_of};
+use crate::{
+    Backend, BackendChoice, Confinement, Privileges, StartError, TaskSpec, TaskUser, environment, holder_of,
+};
 
 /// The task's stdin, stdout and stderr.
 pub(crate) enum Stdio3 {
@@ -67,7 +70,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     if spec.argv.is_empty() {
         return Err(StartError::NoCommand);
     }
-    let directory = sandbox::working_directory(spec.cwd.as_deref())?;
+    let directory = sandbox::working_directory(spec)?;
     if spec.is_client {
         return spawn_client(spec, stdio, group);
     }
@@ -76,7 +79,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     let cgroup = Cgroup::make(&spec.lease.0);
     let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
         let backend = Backend::Preload { why: "preload was asked for".to_owned() };
-        spawn_first(spec, cgroup.as_ref(), backend, None, stdio, group)
+        spawn_first(spec, cgroup.as_ref(), &directory, backend, None, stdio, group)
     } else {
         spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
     };
@@ -125,8 +128,7 @@ fn spawn_in_sandbox(
                 Privileges::Machine => Backend::PrivilegedMountNamespace,
                 Privileges::Own | Privileges::NoNew => Backend::MountNamespace,
             };
-            let inside = Inside { privileges, directory: directory.to_owned() };
-            Ok(spawn_first(spec, cgroup, backend, Some(inside), stdio, group))
+            Ok(spawn_first(spec, cgroup, directory, backend, Some(Inside { privileges }), stdio, group))
         });
         maker.join()
     });
@@ -135,11 +137,11 @@ fn spawn_in_sandbox(
         Ok(spawned) => spawned,
         // Without GPUs there is no limit that another backend could enforce.
         Err((why, stdio)) if why.is_forbidden() && spec.slices.is_empty() => {
-            spawn_first(spec, cgroup, Backend::None, None, stdio, group)
+            spawn_first(spec, cgroup, directory, Backend::None, None, stdio, group)
         }
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
             let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
-            spawn_first(spec, cgroup, backend, None, stdio, group)
+            spawn_first(spec, cgroup, directory, backend, None, stdio, group)
         }
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
     }
@@ -156,6 +158,7 @@ struct FirstProcess {
 fn spawn_first(
     spec: &TaskSpec,
     cgroup: Option<&Cgroup>,
+    directory: &Path,
     backend: Backend,
     inside: Option<Inside>,
     stdio: Stdio3,
@@ -164,10 +167,16 @@ fn spawn_first(
     let setup = |what: &'static str| move |why: io::Error| StartError::setup(what, why);
     let is_apart = inside.is_some();
     let (reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
-    let is_last = spec.confinement.privileges == Privileges::NoNew;
-    let orders = Orders::new(&theirs, cgroup, inside, is_last);
+    let orders = Orders {
+        report: theirs.as_raw_fd(),
+        door: cgroup.map(Cgroup::door),
+        inside,
+        no_new_privileges: spec.confinement.privileges == Privileges::NoNew,
+        user: spec.user.clone(),
+        directory: directory.to_owned(),
+    };
     let command = orders.command(&spec.argv).map_err(setup("first process"))?;
-    let surroundings = Surroundings { backend: &backend, enters: !is_apart };
+    let surroundings = Surroundings { backend: &backend, enters: false };
     let first = execute(command, spec, surroundings, stdio, group)?;
     let first = first.map_err(setup("start the first process"))?;
     Ok(FirstProcess { pid: first.id(), reports, backend, is_apart })
@@ -184,7 +193,8 @@ impl FirstProcess {
     ) -> Result<Spawned, StartError> {
         let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let root = or_nobody(self.pid);
-        if let Err(error) = self.reports.started(&program.unwrap_or_default(), directory) {
+        if let Err(error) = self.reports.started(&program.unwrap_or_default(), directory, spec.user.as_ref())
+        {
             let _ = nix::sys::wait::waitpid(pid_of(&root), None);
             return Err(error);
         }
@@ -221,6 +231,11 @@ fn execute(
     let inherited = |name: &str| if spec.clear_env { None } else { std::env::var_os(name) };
     // The service manager's socket is the agent's.
     command.env_remove("NOTIFY_SOCKET");
+    if spec.user.is_some() {
+        for name in TaskUser::not_for_it() {
+            command.env_remove(name);
+        }
+    }
     command.env_remove("CANTLE_SLICE_DIR").envs(environment::for_task(spec, backend, inherited));
     if let Some(cwd) = spec.cwd.as_ref().filter(|_| enters) {
         command.current_dir(cwd);

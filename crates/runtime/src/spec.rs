@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
-use crate::Privileges;
+use crate::{Privileges, TaskUser};
 
 /// A command line with its surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,8 +14,11 @@ pub struct Command {
     pub argv: Vec<OsString>,
     /// Set on top of this process's environment.
     pub env: BTreeMap<String, OsString>,
-    /// Working directory; this process's if none.
+    /// Working directory; this process's if none, or the home directory of `user`.
     pub cwd: Option<PathBuf>,
+    /// The user that it runs as; this process's if none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<TaskUser>,
 }
 
 /// A task to start: what runs, on which slices, and what enforces them.
@@ -32,8 +35,11 @@ pub struct TaskSpec {
     /// Start with an empty environment instead of this process's.
     #[serde(default)]
     pub clear_env: bool,
-    /// Working directory; this process's if none.
+    /// Working directory; this process's if none, or the home directory of `user`.
     pub cwd: Option<PathBuf>,
+    /// The user that it runs as; this process's if none.
+    #[serde(default)]
+    pub user: Option<TaskUser>,
     /// The confinement of the task.
     pub confinement: Confinement,
     /// It is no task but the client of a container engine, to which it brings the task.

@@ -12,7 +12,7 @@ use cantle_model::Holder;
 use nix::errno::Errno;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{close, setsid};
+use nix::unistd::{close, fchown, setsid};
 use serde::{Deserialize, Serialize};
 
 use crate::container::{GUARD, guard_main};
@@ -143,6 +143,11 @@ fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
     set_child_subreaper(true).map_err(|why| StartError::setup("adopt the task's orphans", why))?;
     let output = OpenOptions::new().append(true).create(true).open(directory.output());
     let output = output.map_err(|why| StartError::setup("output file", why))?;
+    if let Some(user) = &spec.user {
+        // Programs open their output again by its name, such as `/dev/stdout`.
+        let (uid, gid) = user.owner();
+        fchown(&output, uid, gid).map_err(|why| StartError::setup("output file", why))?;
+    }
     let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
     let scope = spawned.scope;
     let state = TaskState { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };

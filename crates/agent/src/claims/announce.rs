@@ -1,6 +1,6 @@
 //! Announces a claimed task to the server as started; repeats that after the server was unreachable.
 
-use cantle_clearml::leases::GetTaskToken;
+use cantle_clearml::leases::{GetTaskToken, TaskToken};
 use cantle_clearml::{WireError, subcode, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_node::{Command, NodeError};
@@ -67,8 +67,12 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
         tracing::info!(%task, "not started: it was stopped meanwhile");
         return Ok(Answer::Refused);
     }
-    let Some(token) = unless_refused(entry, token(env, entry).await)? else { return Ok(Answer::Refused) };
-    let command = entry.write_command(env, &found, &token);
+    let token = unless_refused(entry, token(env, entry).await)?;
+    let Some(TaskToken { token, user }) = token else { return Ok(Answer::Refused) };
+    let command = match env.task_user(&found.name, user).await {
+        Ok(user) => entry.write_command(env, &found, &token, user),
+        Err(error) => Err(error),
+    };
     let reason = Some("pulled by agent".to_owned());
     let run = entry.job.run;
     let started =
@@ -84,11 +88,11 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
 }
 
 /// What the task shows the server: a token for this run alone. ClearML's own server has none, so there the task gets one of the agent's.
-async fn token(env: &Environment, entry: &Entry) -> Result<String, WireError> {
+async fn token(env: &Environment, entry: &Entry) -> Result<TaskToken, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     match env.server.call_extended(&GetTaskToken { task, lease }).await? {
-        Some(made) => Ok(made.token),
-        None => env.server.new_token().await,
+        Some(made) => Ok(made),
+        None => Ok(TaskToken { token: env.server.new_token().await?, user: String::new() }),
     }
 }
 

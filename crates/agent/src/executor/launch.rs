@@ -15,6 +15,7 @@ use crate::command::is_sdk;
 use crate::container::{Workers, container_spec};
 use crate::entry::Entry;
 use crate::environment::Environment;
+use crate::task_user::acting_as;
 
 /// All that it takes to start a task outside the loop.
 pub(super) struct Launch {
@@ -77,7 +78,10 @@ impl Launch {
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
         let env = Arc::clone(&self.env);
         if is_sdk(&self.command.argv) && env.config.docker.is_none() {
-            env.config.sdk.tend_cache();
+            let user = self.command.user.as_ref();
+            if let Err(why) = acting_as(user, || env.config.sdk.of_user(user).tend_cache()) {
+                tracing::warn!("the cache of environments was not checked: {why}");
+            }
         }
         let (driver, node) = (env.driver.as_ref(), &env.node);
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;

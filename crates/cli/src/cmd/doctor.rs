@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError, Installation};
 use cantle_model::Bytes;
+use cantle_node::GpuClaim;
 use cantle_runtime::{Engine, EngineError, EngineInfo, check_filters};
 use clap::Args;
 
@@ -43,6 +44,7 @@ pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> CommandResult {
     let mut checkups = vec![libraries(context)];
     checkups.extend(gpus());
     checkups.push(enforcement());
+    checkups.extend(task_users());
     checkups.extend(engine(args.socket.resolve()?)?);
     checkups.push(server(context));
     if let Some(file) = &args.bundle {
@@ -127,6 +129,22 @@ fn enforcement() -> Checkup {
         "preload: a program that clears its environment escapes",
         "run the agent as root, so that tasks get a mount namespace (docs/security.md)",
     )
+}
+
+/// Whose processes the tasks of this machine's agents are.
+fn task_users() -> Vec<Checkup> {
+    let agents = cantle_node::agents(&Installation::of_this_machine()).unwrap_or_default();
+    let checkup = |agent: GpuClaim| {
+        let GpuClaim { worker, task_user, .. } = agent;
+        let found = format!("tasks of {worker} run as {task_user}");
+        if !task_user.starts_with("root,") {
+            return good("task user", found);
+        }
+        let hint =
+            "give --task-user submitter or a user's name, so that tasks are not root's (docs/security.md)";
+        not(Severity::Warning, "task user", found, hint)
+    };
+    agents.into_iter().filter(|agent| !agent.task_user.is_empty()).map(checkup).collect()
 }
 
 /// Reads the effective capabilities of this process from the kernel.

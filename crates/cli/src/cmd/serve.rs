@@ -18,7 +18,7 @@ use crate::containers::EngineArgs;
 use crate::context::Context;
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::host_name;
-use crate::shared_args::{PrivilegeArgs, values};
+use crate::shared_args::{PrivilegeArgs, TaskUserArgs, values};
 
 /// Which queues and GPUs an agent serves.
 #[derive(Args, Debug, Clone)]
@@ -48,6 +48,8 @@ pub(super) struct ServeArgs {
     watchdog: Watch,
     #[command(flatten)]
     privileges: PrivilegeArgs,
+    #[command(flatten)]
+    task_user: TaskUserArgs,
     /// Seconds between two polls of the queues
     #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     polling_interval: f64,
@@ -147,6 +149,7 @@ pub(super) fn agent_config(
     config.program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     config.watch = serve.watchdog;
     config.privileges = serve.privileges.privileges();
+    config.task_user = serve.task_user.policy()?;
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     serve.privileges.check(config.docker.is_some())?;
@@ -164,6 +167,7 @@ fn sdk_directories(context: &Context) -> Result<SdkDirectories, CliError> {
     Ok(SdkDirectories {
         venvs: directory("agent.venvs_dir", "~/.clearml/venvs-builds"),
         venvs_cache: directory("agent.venvs_cache.path", "~/.clearml/venvs-cache"),
+        home: clearml_conf::home(),
     })
 }
 

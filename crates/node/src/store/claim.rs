@@ -22,6 +22,9 @@ pub struct GpuClaim {
     /// Names of MIG devices: of their GPUs it has only these.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub instances: BTreeMap<GpuUuid, Vec<String>>,
+    /// Whose processes its tasks are, for people; empty if that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub task_user: String,
 }
 
 impl GpuClaim {
@@ -55,6 +58,16 @@ impl GpuClaim {
     /// Asks the agent to close the driver for a while; it does so if it has no task.
     pub fn ask_for_release(&self) {
         cantle_runtime::ask_for_release(&self.holder);
+    }
+
+    /// Notes whose processes its tasks are, for people.
+    ///
+    /// # Errors
+    /// Names the file that could not be written.
+    pub fn with_task_user(self, node: &NodeStore, task_user: String) -> Result<Self, NodeError> {
+        let claim = Self { task_user, ..self };
+        files::write_json(&claim.path(node), &claim, Durability::Crash)?;
+        Ok(claim)
     }
 
     /// Gives the GPUs up for another agent.
@@ -95,7 +108,7 @@ impl Locked<'_> {
     ) -> Result<GpuClaim, NodeError> {
         self.check_claims(worker, gpus, &instances)?;
         let gpus = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        let claim = GpuClaim { worker: worker.to_owned(), holder, gpus, instances };
+        let claim = GpuClaim { worker: worker.to_owned(), holder, gpus, instances, task_user: String::new() };
         files::write_json(&claim.path(self.node), &claim, Durability::Crash)?;
         Ok(claim)
     }

@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::AdmissionError;
 use super::flags::{self, Action, Given};
+use crate::TaskUser;
 use crate::privileges::is_withheld;
 
 /// The facts about the machine that admission needs.
@@ -77,6 +78,27 @@ pub(crate) fn admit(
                 admitted.options.push(Given { name, value });
             }
         }
+    }
+    Ok(admitted)
+}
+
+/// The options with those that make a container this user's. Nothing in it, such as a setuid program of its image, becomes root.
+pub(crate) fn of_user(mut admitted: Admitted, user: Option<&TaskUser>) -> Result<Admitted, AdmissionError> {
+    let Some(user) = user else { return Ok(admitted) };
+    let own = admitted.options.iter().find(|given| matches!(given.name, "user" | "group-add" | "userns"));
+    if let Some(Given { name, value }) = own {
+        let why = format!("the agent runs its tasks as user {} (--task-user)", user.name());
+        return Err(AdmissionError::Refused { option: format!("--{name}={value}"), why });
+    }
+    let has_home =
+        admitted.options.iter().any(|given| given.name == "env" && given.value.starts_with("HOME="));
+    let mut add = |name, value| admitted.options.push(Given { name, value });
+    add("user", format!("{}:{}", user.uid(), user.gid()));
+    user.other_groups().for_each(|group| add("group-add", group.to_string()));
+    add("security-opt", "no-new-privileges".to_owned());
+    if !has_home {
+        // The image does not know the user: its home would be `/`, in which it can write nothing.
+        add("env", "HOME=/tmp".to_owned());
     }
     Ok(admitted)
 }

@@ -154,6 +154,7 @@ impl Engine {
         let mut protected = plan::protected(spec);
         protected.sources.extend(self.packages.0.clone());
         let admitted = admission::admit(&container.options, &protected, &Machine)?;
+        let admitted = admission::of_user(admitted, spec.user.as_ref())?;
         let none = BTreeSet::new();
         check_files(spec, container)?;
         let mut device = self.offer(spec, container, &none);

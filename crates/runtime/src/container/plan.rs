@@ -199,6 +199,7 @@ mod tests {
             env: BTreeMap::new(),
             clear_env: false,
             cwd: None,
+            user: None,
             confinement: Confinement {
                 gate: false,
                 shim_dir: "/shim".into(),

@@ -28,7 +28,7 @@ use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
-use crate::{Privileges, StartError, TaskSpec, privileges};
+use crate::{Privileges, StartError, TaskSpec, TaskUser, privileges};
 pub(crate) use mounts::{SandboxError, plain_mount, read_only};
 use mounts::{step, tmpfs, unless_hidden};
 
@@ -114,8 +114,6 @@ fn hide(path: &Path) -> Result<()> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Inside {
     pub(crate) privileges: Privileges,
-    /// The task's working directory.
-    pub(crate) directory: PathBuf,
 }
 
 impl Inside {
@@ -157,11 +155,6 @@ impl Inside {
         }
         Ok(())
     }
-
-    /// Enters the working directory as the task sees it.
-    pub(crate) fn enter_directory(&self) -> io::Result<()> {
-        std::env::set_current_dir(&self.directory)
-    }
 }
 
 const KERNELS: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
@@ -191,11 +184,29 @@ fn kind_and_place(line: &str) -> Option<(&str, PathBuf)> {
     Some((right.split(' ').next()?, left.split(' ').nth(4)?.into()))
 }
 
-/// The working directory of a task: the given one, or this process's by its path.
+/// The working directory of a task: the given one, the home directory of its user, or this process's by its path.
 ///
 /// # Errors
 /// If it is not there, or is not for programs.
-pub(crate) fn working_directory(given: Option<&Path>) -> std::result::Result<PathBuf, StartError> {
+pub(crate) fn working_directory(spec: &TaskSpec) -> std::result::Result<PathBuf, StartError> {
+    let home = spec.user.as_ref().map(TaskUser::home);
+    let directory = existing(spec.cwd.as_deref().or(home));
+    match directory {
+        // Root of a file server may see less than the user, who enters it later.
+        Err(StartError::NoWorkingDirectory(directory))
+            if spec.user.is_some() && fs::metadata(&directory).is_err_and(|why| is_hidden(&why)) =>
+        {
+            Ok(directory)
+        }
+        directory => directory,
+    }
+}
+
+fn is_hidden(why: &io::Error) -> bool {
+    why.kind() == io::ErrorKind::PermissionDenied
+}
+
+fn existing(given: Option<&Path>) -> std::result::Result<PathBuf, StartError> {
     let missing = |_| StartError::NoWorkingDirectory(given.unwrap_or_else(|| Path::new(".")).to_owned());
     let directory = match given {
         Some(given) => std::path::absolute(given).map_err(missing)?,
@@ -219,7 +230,7 @@ mod tests {
     #[test]
     fn no_task_works_in_the_kernels_own_file_systems() {
         for directory in ["/proc", "/proc/self", "/proc/sys/kernel", "/sys", "/sys/kernel"] {
-            let refused = working_directory(Some(Path::new(directory))).unwrap_err();
+            let refused = existing(Some(Path::new(directory))).unwrap_err();
             assert!(
                 matches!(&refused, StartError::KernelsDirectory(at) if at == Path::new(directory)),
                 "{refused}"
@@ -228,10 +239,10 @@ mod tests {
         let link = tempfile::tempdir().unwrap();
         let link = link.path().join("link");
         std::os::unix::fs::symlink("/proc", &link).unwrap();
-        assert!(working_directory(Some(&link)).is_err());
-        assert_eq!(working_directory(None).unwrap(), std::env::current_dir().unwrap());
-        assert_eq!(working_directory(Some(Path::new("/"))).unwrap(), Path::new("/"));
-        let missing = working_directory(Some(Path::new("/no/such"))).unwrap_err();
+        assert!(existing(Some(&link)).is_err());
+        assert_eq!(existing(None).unwrap(), std::env::current_dir().unwrap());
+        assert_eq!(existing(Some(Path::new("/"))).unwrap(), Path::new("/"));
+        let missing = existing(Some(Path::new("/no/such"))).unwrap_err();
         assert_eq!(missing.to_string(), "working directory /no/such does not exist");
     }
 }

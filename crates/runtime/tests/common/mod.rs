@@ -99,6 +99,7 @@ impl Bench {
             env: BTreeMap::new(),
             clear_env: false,
             cwd: None,
+            user: None,
             confinement: Confinement {
                 gate: false,
                 shim_dir: self.path("shim"),

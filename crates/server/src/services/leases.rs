@@ -48,7 +48,8 @@ async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, 
         return Err(StoreError::NotHeld { task, lease }.into());
     }
     let token = call.keys.token_of_run(&row.owner, &OwnRun { task, lease }, call.now_us)?;
-    Ok(TaskToken { token })
+    let user = call.people.register().name(&row.owner).to_owned();
+    Ok(TaskToken { token, user })
 }
 
 async fn end_fenced(call: Call, request: EndFenced) -> Result<Empty, ApiError> {

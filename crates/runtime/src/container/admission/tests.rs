@@ -189,3 +189,28 @@ fn what_nobody_has_looked_at_is_refused() {
     assert_eq!(says(&["--env"]), "container option --env needs a value after it");
     assert_eq!(says(&["--init=maybe"]), "container option --init=maybe needs true or false");
 }
+
+const MACHINE: Machine = Machine { links: BTreeMap::new() };
+
+#[test]
+fn a_container_of_a_user_is_no_root() {
+    let user = TaskUser::named("nobody").unwrap().unwrap();
+    let admitted = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        of_user(admit(&words, &Protected::default(), &MACHINE).unwrap(), Some(&user))
+    };
+    let words = |admitted: Admitted| -> Vec<String> {
+        admitted.options.iter().map(|given| format!("{}={}", given.name, given.value)).collect()
+    };
+    let own =
+        [&format!("user={}:{}", user.uid(), user.gid()), "security-opt=no-new-privileges", "env=HOME=/tmp"];
+    assert_eq!(words(admitted(&[]).unwrap()), own);
+    let given = words(admitted(&["-e", "HOME=/data"]).unwrap());
+    assert_eq!(given, ["env=HOME=/data", own[0], own[1]]);
+    for word in ["--user=0", "--group-add=0", "--userns=private"] {
+        let refused = admitted(&[word]).unwrap_err().to_string();
+        assert!(refused.contains(word) && refused.contains("--task-user"), "{refused}");
+    }
+    let before = admit(&["-u=7".to_owned()], &Protected::default(), &MACHINE).unwrap();
+    assert_eq!(of_user(before.clone(), None).unwrap(), before, "without a user of the agent's choice");
+}
