@@ -1,6 +1,6 @@
 //! A decision for one pod or claim, for the node that carries it out.
 
-use cantle_model::{ComputeRequest, GpuRequest, GpuUuid, LeaseId, TaskId};
+use cantle_model::{AllocatedPart, ComputeRequest, GpuRequest, GpuUuid, LeaseId, TaskId};
 
 /// The slice of one pod, or of one request of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,6 @@ pub struct SliceDecision {
 pub struct DecidedGpu {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// First unit of a MIG instance; none for a share or a whole GPU.
-    pub start: Option<u32>,
+    /// What the scheduler has allocated of it, whatever the request says.
+    pub allocated: AllocatedPart,
 }

@@ -135,7 +135,8 @@ fn cover_program(lib_dir: &Path) -> Option<PathBuf> {
 /// A decision, in the words of what carries it out.
 pub(crate) fn allocation(decision: &SliceDecision) -> Allocation {
     let SliceDecision { lease, task, name, request, compute, gpus } = decision.clone();
-    let placements = gpus.into_iter().map(|gpu| SlicePlacement { gpu: gpu.gpu, start: gpu.start }).collect();
+    let placements =
+        gpus.into_iter().map(|gpu| SlicePlacement { gpu: gpu.gpu, allocated: gpu.allocated }).collect();
     Allocation { lease, task, name, request, compute, placements }
 }
 

@@ -1,10 +1,11 @@
 //! Leases: the record that a slice is held, by which owner, and for how long. A slice has one lease at a time.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ComputeShare, GpuUuid, LeaseId, MigInstance, Milli, TaskId};
+use crate::{Bytes, ComputeShare, GpuUuid, LeaseId, MigInstance, Milli, Share, TaskId};
 
 /// A part of one GPU: memory bytes and compute share, or one MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +26,64 @@ impl Slice {
     #[must_use]
     pub fn device(&self) -> &str {
         self.mig.as_ref().map_or(self.gpu.0.as_str(), |mig| &mig.uuid)
+    }
+}
+
+/// What a cluster's scheduler has allocated of one GPU. No slice that serves the allocation may have more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AllocatedPart {
+    /// A part of the memory, or all of it.
+    Share(Share),
+    /// A MIG instance.
+    Instance {
+        /// Name of its profile.
+        profile: String,
+        /// Its placement: its first memory slice.
+        start: u32,
+    },
+}
+
+impl AllocatedPart {
+    /// The allocation that `slice` carries out exactly.
+    #[must_use]
+    pub fn of(slice: &Slice) -> Self {
+        match &slice.mig {
+            Some(mig) => Self::Instance { profile: mig.profile.clone(), start: mig.start },
+            None => Self::Share(Share { milli: slice.milli, memory_limit_bytes: slice.memory_limit_bytes }),
+        }
+    }
+
+    /// Placement of the instance; none for a share.
+    #[must_use]
+    pub const fn start(&self) -> Option<u32> {
+        match self {
+            Self::Share(_) => None,
+            Self::Instance { start, .. } => Some(*start),
+        }
+    }
+
+    /// Does `slice` have no more than this, and is it of the same kind?
+    #[must_use]
+    pub fn covers(&self, slice: &Slice) -> bool {
+        match (self, &slice.mig) {
+            (Self::Share(share), None) => {
+                slice.milli <= share.milli && slice.memory_limit_bytes <= share.memory_limit_bytes
+            }
+            (Self::Instance { profile, start }, Some(mig)) => mig.profile == *profile && mig.start == *start,
+            (Self::Share(_), Some(_)) | (Self::Instance { .. }, None) => false,
+        }
+    }
+}
+
+/// As a message names it: `0.25 GPU (10 GiB)`, `a 1g.5gb MIG instance at 0`.
+impl fmt::Display for AllocatedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Share(Share { milli, memory_limit_bytes }) => {
+                write!(f, "{milli} GPU ({})", Bytes(*memory_limit_bytes))
+            }
+            Self::Instance { profile, start } => write!(f, "a {profile} MIG instance at {start}"),
+        }
     }
 }
 
@@ -120,5 +179,43 @@ impl Lease {
             compute: None,
             cgroup: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(milli: u32, gib: u64, mig: Option<(&str, u32)>) -> Slice {
+        let instance = |(profile, start): (&str, u32)| MigInstance {
+            profile: profile.to_owned(),
+            start,
+            size: 1,
+            uuid: String::new(),
+        };
+        let (gpu, mig) = (GpuUuid("GPU-0".to_owned()), mig.map(instance));
+        Slice { gpu, milli: Milli(milli), memory_limit_bytes: gib << 30, mig }
+    }
+
+    #[test]
+    fn an_allocation_covers_itself_and_what_is_less() {
+        let quarter = slice(250, 10, None);
+        let part = AllocatedPart::of(&quarter);
+        assert!(part.covers(&quarter) && part.covers(&slice(125, 5, None)));
+        assert!(!part.covers(&slice(500, 10, None)), "more compute");
+        assert!(!part.covers(&slice(250, 11, None)), "more memory");
+        assert_eq!(part.to_string(), "0.25 GPU (10 GiB)");
+    }
+
+    #[test]
+    fn an_instance_is_covered_by_its_own_profile_and_place() {
+        let small = slice(125, 5, Some(("1g.5gb", 0)));
+        let part = AllocatedPart::of(&small);
+        assert!(part.covers(&small));
+        assert!(!part.covers(&slice(1000, 40, Some(("7g.40gb", 0)))), "another profile");
+        assert!(!part.covers(&slice(125, 5, Some(("1g.5gb", 1)))), "another place");
+        assert!(!part.covers(&slice(125, 5, None)), "a share");
+        assert!(!AllocatedPart::of(&slice(1000, 40, None)).covers(&small), "an instance");
+        assert_eq!(part.to_string(), "a 1g.5gb MIG instance at 0");
     }
 }

@@ -29,7 +29,7 @@ pub use fraction::Fraction;
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};
-pub use lease::{Enforcement, Holder, Lease, Slice};
+pub use lease::{AllocatedPart, Enforcement, Holder, Lease, Slice};
 pub use pool::{Pool, PoolError, PoolRule, glob, pools_of};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{

@@ -13,8 +13,8 @@ use cantle_driver::{Activation, Driver, DriverError, Installation};
 use cantle_ledger::host::LIMITS_FILE;
 use cantle_mig::{Table, grant};
 use cantle_model::{
-    ComputeRequest, Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, MigInstance, QueueSpec,
-    QueueWant, Slice, TaskId,
+    AllocatedPart, ComputeRequest, Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId,
+    MigInstance, QueueSpec, QueueWant, Slice, TaskId,
 };
 use cantle_runtime::{BackendChoice, MachineRoot};
 use cantle_sched::{Host, Start, Waiting};
@@ -59,8 +59,8 @@ pub struct Allocation {
 pub struct SlicePlacement {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Placement of a MIG instance, which is its first memory slice; none for a share or a whole GPU.
-    pub start: Option<u32>,
+    /// What the scheduler has allocated of it. No slice has more.
+    pub allocated: AllocatedPart,
 }
 
 /// The GPUs that are put into MIG mode at the start.
@@ -264,6 +264,7 @@ impl AllocatableGpus {
             Some(lease) => lease,
             None => self.make_lease(allocation)?,
         };
+        self.compare(allocation, &lease.slices)?;
         let driver = self.driver.as_ref();
         make_instances(driver, &self.node, &self.gpus, &mut lease, &self.stages)?;
         // A region that is there may be in use. Its limits come last.
@@ -280,6 +281,7 @@ impl AllocatableGpus {
         let locked = self.node.lock()?;
         let slice = |placement: &SlicePlacement| self.slice(allocation, placement);
         let slices: Vec<Slice> = allocation.placements.iter().map(slice).collect::<Result<_, _>>()?;
+        self.compare(allocation, &slices)?;
         self.check(&locked, allocation, &slices)?;
         let lease = Lease {
             id: allocation.lease.clone(),
@@ -296,7 +298,7 @@ impl AllocatableGpus {
         let request = &allocation.request;
         let gpu = self.gpu(&placement.gpu)?;
         let not_free = |why: String| NodeError::not_free(format!("GPU {}: {why}", gpu.index));
-        let Some(start) = placement.start else {
+        let Some(start) = placement.allocated.start() else {
             let share = request.share_of(gpu.memory_bytes);
             let share = share.ok_or_else(|| not_free(format!("it cannot give {request}")))?;
             let share = share.with_compute(allocation.compute.named_part());
@@ -318,6 +320,22 @@ impl AllocatableGpus {
             memory_limit_bytes: profile.memory_bytes,
             mig: Some(instance),
         })
+    }
+
+    /// Refuses slices with more than the scheduler has counted, whatever the request says.
+    fn compare(&self, allocation: &Allocation, slices: &[Slice]) -> Result<(), NodeError> {
+        for slice in slices {
+            let mut placements = allocation.placements.iter();
+            let allocated =
+                placements.find(|placement| placement.gpu == slice.gpu).map(|found| &found.allocated);
+            if !allocated.is_some_and(|allocated| allocated.covers(slice)) {
+                let index = self.gpu(&slice.gpu)?.index;
+                let allocated = allocated.map_or_else(|| "nothing".to_owned(), ToString::to_string);
+                let made = AllocatedPart::of(slice);
+                return Err(NodeError::BeyondAllocation { index, allocated, made });
+            }
+        }
+        Ok(())
     }
 
     /// The cluster knows only its own allocations. Everything else that runs here counts too, by the same rules as for
@@ -344,7 +362,7 @@ impl AllocatableGpus {
     /// Puts the GPU into the mode that the slice needs.
     fn switch_mode(&self, placement: &SlicePlacement) -> Result<(), NodeError> {
         let (gpu, driver) = (self.gpu(&placement.gpu)?, self.driver.as_ref());
-        let wanted = placement.start.is_some();
+        let wanted = placement.allocated.start().is_some();
         if driver.mig_table(&gpu.uuid)?.is_some() == wanted {
             return Ok(());
         }

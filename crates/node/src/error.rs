@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{ComputeError, GpuListError, LeaseId, MigName};
+use cantle_model::{AllocatedPart, ComputeError, GpuListError, LeaseId, MigName};
 use cantle_runtime::files::FileError;
 use cantle_sched::Reason;
 
@@ -100,6 +100,16 @@ pub enum NodeError {
         why: String,
         /// The underlying error, if there is one.
         source: Option<Box<dyn Error + Send + Sync>>,
+    },
+    /// A slice that is more than the scheduler allocated.
+    #[error("the cluster allocated {allocated} of GPU {index}, and the request would make it {made}")]
+    BeyondAllocation {
+        /// NVML index of the GPU.
+        index: u32,
+        /// The scheduler's allocation.
+        allocated: String,
+        /// What the slice would be.
+        made: AllocatedPart,
     },
     /// Host paths of a slice that the container engine would not find.
     #[error("the node does not have what a pod with a slice gets: {}", cantle_runtime::listed(.0))]
@@ -224,6 +234,7 @@ impl NodeError {
             Self::File(_)
             | Self::NotOurs { .. }
             | Self::Audit(_)
+            | Self::BeyondAllocation { .. }
             | Self::Task { .. }
             | Self::LeaseGone(_) => 1,
         }

@@ -3,7 +3,7 @@
 
 use cantle_decide::{Offer, SnapshotBuilder, decide};
 use cantle_mig::Table;
-use cantle_model::{LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{AllocatedPart, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{Plan, Policy, Running, Waiting};
 
 use super::record::{NodeRecord, OfferedGpu, PlacedPod};
@@ -89,8 +89,7 @@ pub fn slice_decision(
 ) -> Result<SliceDecision, String> {
     let slice_name: SliceName =
         placement.slice_name.parse().map_err(|error: SliceNameError| error.to_string())?;
-    let gpu =
-        |slice: &Slice| DecidedGpu { gpu: slice.gpu.clone(), start: slice.mig.as_ref().map(|mig| mig.start) };
+    let gpu = |slice: &Slice| DecidedGpu { gpu: slice.gpu.clone(), allocated: AllocatedPart::of(slice) };
     Ok(SliceDecision {
         lease: LeaseId(uid.to_owned()),
         task: TaskId(placement.pod.clone()),

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Bytes, ComputeError, ComputeRequest, GRANULE_BYTES, GpuRequest, LeaseId, TaskId};
+use cantle_model::{
+    AllocatedPart, Bytes, ComputeError, ComputeRequest, GRANULE_BYTES, GpuRequest, LeaseId, TaskId,
+};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -95,9 +97,8 @@ fn gpus(
                 device.index
             ));
         }
-        let start = if let DeviceKind::Mig { start, .. } = &device.kind { Some(*start) } else { None };
-        gpus.push(DecidedGpu { gpu: device.gpu.clone(), start });
         let counted = request(device, result)?;
+        gpus.push(DecidedGpu { gpu: device.gpu.clone(), allocated: allocated(device, &counted)? });
         requests.push(match parameters {
             None => (counted, ComputeRequest::default()),
             Some(parameters) => with_compute(device, counted, parameters)?,
@@ -124,18 +125,42 @@ fn with_compute(
     parameters: &ComputeParameters,
 ) -> Result<(GpuRequest, ComputeRequest), String> {
     let (slice, compute) = parameters.requests(counted.clone())?;
-    let of = |request: &GpuRequest| request.share_of(device.memory_bytes);
-    if let (Some(had), Some(asked)) = (of(&counted), of(&slice)) {
-        let asked = asked.with_compute(compute.named_part());
-        if asked.milli > had.milli || asked.memory_limit_bytes > had.memory_limit_bytes {
-            return Err(format!(
-                "its configuration asks for {} of GPU {}, and the claim for {}; a claim asks for as much memory as the greater part of \
-                 fraction and computeRequest",
-                asked.milli, device.index, had.milli
-            ));
-        }
+    // An instance is what its device is: no part of a GPU's memory and no share of its compute time.
+    let Some(had) = counted.share_of(device.memory_bytes) else {
+        return if slice == counted {
+            Ok((slice, compute))
+        } else {
+            Err(format!(
+                "its configuration asks for {slice}, and the claim for {counted}, which has its own memory; remove fraction"
+            ))
+        };
+    };
+    let asked = slice.share_of(device.memory_bytes);
+    let asked = asked.ok_or_else(|| format!("GPU {} cannot give {slice}", device.index))?;
+    let asked = asked.with_compute(compute.named_part());
+    if asked.milli > had.milli || asked.memory_limit_bytes > had.memory_limit_bytes {
+        return Err(format!(
+            "its configuration asks for {} of GPU {}, and the claim for {}; a claim asks for as much memory as the greater part of \
+             fraction and computeRequest",
+            asked.milli, device.index, had.milli
+        ));
     }
     Ok((slice, compute))
+}
+
+/// What the scheduler counted of the GPU. The node compares every slice that it creates with it.
+fn allocated(device: &NodeDevice, counted: &GpuRequest) -> Result<AllocatedPart, String> {
+    match &device.kind {
+        DeviceKind::Mig { profile, start } => {
+            Ok(AllocatedPart::Instance { profile: profile.clone(), start: *start })
+        }
+        DeviceKind::Shared => {
+            let share = counted.share_of(device.memory_bytes);
+            Ok(AllocatedPart::Share(
+                share.ok_or_else(|| format!("GPU {} cannot give {counted}", device.index))?,
+            ))
+        }
+    }
 }
 
 fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Result<GpuRequest, String> {
@@ -158,7 +183,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::{ComputeMode, GpuUuid, Milli};
+    use cantle_model::{ComputeMode, GpuUuid, Milli, Share};
 
     use super::super::devices::tests::offers;
     use super::*;
@@ -198,7 +223,8 @@ mod tests {
         let read = decided(&claim(&[("gpu", "gpu-1-shared", Some("40Gi"))]), "n1", &inventory()).unwrap();
         let [decided] = read.as_slice() else { panic!("{read:?}") };
         assert_eq!(decided.slice.request, GpuRequest::Memory(Bytes(40 << 30)));
-        assert_eq!(decided.slice.gpus, [DecidedGpu { gpu: GpuUuid("GPU-1".into()), start: None }]);
+        let half = AllocatedPart::Share(Share { milli: Milli(500), memory_limit_bytes: 40 << 30 });
+        assert_eq!(decided.slice.gpus, [DecidedGpu { gpu: GpuUuid("GPU-1".into()), allocated: half }]);
         assert_eq!(
             (decided.slice.name.as_str(), decided.slice.lease.0.as_str()),
             ("team/p", &*format!("{UID}-0"))
@@ -215,12 +241,19 @@ mod tests {
         let read = decided(&two, "n1", &inventory()).unwrap();
         assert_eq!(read[0].slice.request, GpuRequest::Gpus(2));
         assert_eq!(read[1].slice.request, GpuRequest::MigProfile("3g.40gb".into()));
-        assert_eq!(read[1].slice.gpus[0].start, Some(4));
+        assert_eq!(read[1].slice.gpus[0].allocated.start(), Some(4));
         assert!(decided(&two, "n2", &inventory()).unwrap().is_empty(), "another node's");
     }
 
     fn configured(memory: &str, parameters: &serde_json::Value) -> Result<Vec<DecidedRequest>, ClaimError> {
-        let mut claim = serde_json::to_value(claim(&[("gpu/m81920", "gpu-0-shared", Some(memory))])).unwrap();
+        configured_of(("gpu/m81920", "gpu-0-shared", Some(memory)), parameters)
+    }
+
+    fn configured_of(
+        result: (&str, &str, Option<&str>),
+        parameters: &serde_json::Value,
+    ) -> Result<Vec<DecidedRequest>, ClaimError> {
+        let mut claim = serde_json::to_value(claim(&[result])).unwrap();
         let opaque = serde_json::json!({"driver": DRIVER, "parameters": parameters});
         let config = serde_json::json!([{"source": "FromClaim", "requests": ["gpu"], "opaque": opaque}]);
         claim["status"]["allocation"]["devices"]["config"] = config;
@@ -260,6 +293,25 @@ mod tests {
                 .contains("unknown field `share`")
         );
         assert!(says("20Gi", serde_json::json!({"compute": "fair", "fraction": "1.5"})).contains("below 1"));
+    }
+
+    #[test]
+    fn an_instance_never_becomes_a_larger_one() {
+        let instance = ("gpu", "gpu-1-mig-3g-40gb-4", None);
+        for fraction in ["0.9", "0.5", "0.125"] {
+            let parameters = serde_json::json!({"compute": "even", "fraction": fraction});
+            let refused = configured_of(instance, &parameters).unwrap_err().to_string();
+            assert!(
+                refused.contains(
+                    "and the claim for a 3g.40gb MIG instance, which has its own memory; remove fraction"
+                ),
+                "{refused}"
+            );
+        }
+        let plain = configured_of(instance, &serde_json::json!({"compute": "even"})).unwrap();
+        assert_eq!(plain[0].slice.request, GpuRequest::MigProfile("3g.40gb".into()));
+        let place = AllocatedPart::Instance { profile: "3g.40gb".into(), start: 4 };
+        assert_eq!(plain[0].slice.gpus[0].allocated, place);
     }
 
     #[test]
