@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from machine import STATE, Here, Machine  # noqa: E402
 from proxy import Proxy  # noqa: E402
 
-GPUS = "3xA100-40GB"
+# A larger machine can be tested by naming its GPUs.
+GPUS = os.environ.get("CANTLE_TEST_GPUS", "3xA100-40GB")
 LEASES = "/run/cantle/node/leases"
 
 

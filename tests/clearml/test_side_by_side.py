@@ -1,9 +1,12 @@
 """Tasks of ClearML's SDK as a new user has them: no clearml.conf, an empty home, several at once on one machine."""
 
 import os
+import pathlib
+import signal
 import sys
+import time
 
-from conftest import wait_until
+from conftest import GPUS, wait_until
 from ours import command, daemon, ended
 
 # `make soak` runs 32.
@@ -81,27 +84,83 @@ def sdk_task(server, text, packages):
     return next(word[3:] for line in out.splitlines() for word in line.split() if word.startswith("id="))
 
 
-def test_tasks_side_by_side_have_environments_of_their_own(server):
-    """Each installs a package, or copies what another has installed; none disturbs another, and nothing of theirs stays."""
-    home = fresh(server)
-    server.queue("eighth")
-    daemon(server, "--queue", "eighth=0.125", "--polling-interval", "0.2", TMPDIR=str(home / "tmp"))
-    base = sdk_task(server, "import six, sys\nprint('ran in', sys.prefix, six.__version__, flush=True)\n", ["six==1.17.0"])
-    tasks = [server.api("tasks.clone", task=base, new_task_name=str(n))["id"] for n in range(TASKS)]
+# A console script names the interpreter that installed it, and so does a copy of it.
+SCRIPT = """
+import subprocess, sys
+said = subprocess.run([sys.prefix + "/bin/tabulate"], input="a b", capture_output=True, text=True, check=True).stdout
+print("ran in", sys.prefix, "script", "a  b" in said, flush=True)
+"""
+PACKAGES = ["tabulate==0.9.0"]
+
+
+def all_at_once(server, base, count):
+    """Clones that run at the same time and complete; their logs and the seconds from the first to the last."""
+    tasks = [server.api("tasks.clone", task=base, new_task_name=str(n))["id"] for n in range(count)]
+    began = time.monotonic()
     for task in tasks:
         server.api("tasks.enqueue", task=task, queue_name="eighth")
-    states = ended(server, *tasks, seconds=300 + 30 * TASKS)
-    assert states == ["completed"] * TASKS, [server.log_of(t)[-3000:] for t, s in zip(tasks, states) if s != "completed"][:2]
+    states = ended(server, *tasks, seconds=300 + 30 * count)
+    seconds = time.monotonic() - began
+    failed = [task for task, state in zip(tasks, states) if state != "completed"]
+    assert not failed, f"{len(failed)} of {count}: " + server.log_of(failed[0])[-3000:]
     wait_until(lambda: all("ran in" in server.log_of(task) for task in tasks), 60, "the logs")
-    builds = home / ".clearml/venvs-builds"
-    prefixes = {line.split()[2] for task in tasks for line in server.log_of(task).splitlines() if line.startswith("ran in")}
-    assert len(prefixes) == TASKS and all(str(builds) in prefix for prefix in prefixes), prefixes
+    return [server.log_of(task) for task in tasks], seconds
+
+
+def installed(logs):
+    """The number of environments that were not copied."""
+    return sum("Using Cached environment" not in log for log in logs)
+
+
+def test_tasks_side_by_side_have_environments_of_their_own(server):
+    """One of them installs the packages, the others wait and copy; none disturbs another, and nothing of theirs stays."""
+    home = fresh(server)
+    server.queue("eighth")
+    last = int(GPUS.split("x")[0]) - 1
+    words = ["--queue", "eighth=0.125", "--polling-interval", "0.2"]
+    daemon(server, *words, gpus=f"0-{last}", TMPDIR=str(home / "tmp"))
+    base = sdk_task(server, SCRIPT, PACKAGES)
+    for cache in ["empty", "full"]:
+        logs, seconds = all_at_once(server, base, TASKS)
+        print(f"{TASKS} tasks, cache {cache}: {installed(logs)} environments installed, {seconds:.0f} s")
+        assert installed(logs) == (1 if cache == "empty" else 0)
+        said = {line for log in logs for line in log.splitlines() if line.startswith("ran in")}
+        assert len(said) == 1 and said.pop().endswith("script True"), "one path for all, and scripts that run there"
     left = lambda: [path for path in (home / ".clearml").glob("venvs-builds*/*")]
     wait_until(lambda: not left(), 60, f"the directories of tasks are gone: {left()}")
     [entry] = [path for path in (home / ".clearml/venvs-cache").iterdir() if path.is_dir()]
     # Now a broken entry, as a kill in the middle of its removal leaves it: it is found, and thrown away.
-    [lost] = entry.glob("lib/python*/site-packages/six.py")
+    [lost] = entry.glob("lib/python*/site-packages/tabulate/__init__.py")
     lost.unlink()
-    again = server.api("tasks.clone", task=base, new_task_name="again")["id"]
-    server.api("tasks.enqueue", task=again, queue_name="eighth")
-    assert ended(server, again, seconds=300) == ["completed"], server.log_of(again)[-3000:]
+    logs, _ = all_at_once(server, base, 2)
+    assert installed(logs) == 1
+
+
+def agent_of(task):
+    """The process that sets up this task."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if task.encode() in words and b"execute" in words and b"__sdk-task" not in words and b"__task-init" not in words:
+            return int(process.name)
+    return None
+
+
+def test_a_builder_that_is_killed_leaves_its_place_to_the_next(server):
+    home = fresh(server)
+    server.queue("eighth")
+    daemon(server, "--queue", "eighth=0.125", "--polling-interval", "0.2", TMPDIR=str(home / "tmp"))
+    base = sdk_task(server, SCRIPT, PACKAGES)
+    tasks = [server.api("tasks.clone", task=base, new_task_name=str(n))["id"] for n in range(3)]
+    for task in tasks:
+        server.api("tasks.enqueue", task=task, queue_name="eighth")
+    waits = lambda task: "waiting for another task to install" in server.log_of(task)
+    wait_until(lambda: sum(waits(task) for task in tasks) == 2, 120, "two wait")
+    [builder] = [task for task in tasks if not waits(task)]
+    os.kill(wait_until(lambda: agent_of(builder), 60, "the builder"), signal.SIGKILL)
+    others = [task for task in tasks if task != builder]
+    assert ended(server, *others, seconds=300) == ["completed"] * 2, server.log_of(others[0])[-3000:]
+    assert ended(server, builder) == ["failed"]
+    assert installed([server.log_of(task) for task in others]) == 1

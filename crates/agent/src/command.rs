@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
 
 use cantle_clearml::{CLEARML_AGENT, runnable, sdk_command, tasks};
 use cantle_node::{Command, NodeError};
 use cantle_runtime::StartError;
 
 use crate::AgentConfig;
-use crate::sdk::VENVS_DIR;
 
 /// A task with a plain command runs as it is. Code of ClearML's SDK is set up and run by ClearML's own agent, inside the
 /// slice.
@@ -43,16 +41,6 @@ pub(crate) fn of_task(
 /// Is it run by ClearML's own agent?
 pub(crate) fn is_sdk(argv: &[OsString]) -> bool {
     argv.first().is_some_and(|program| program == CLEARML_AGENT)
-}
-
-/// The variable that gives ClearML's agent this directory to work in.
-pub(crate) fn in_workspace(directory: &Path) -> (String, OsString) {
-    (VENVS_DIR.to_owned(), hocon(directory))
-}
-
-/// A path as the value of a variable that ClearML's programs read as HOCON.
-fn hocon(path: &Path) -> OsString {
-    serde_json::Value::from(path.to_string_lossy()).to_string().into()
 }
 
 /// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token of this run.

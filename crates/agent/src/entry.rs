@@ -58,7 +58,6 @@ impl Entry {
         // A container has directories of its own.
         if command::is_sdk(&command.argv) && env.config.docker.is_none() {
             self.job.workspace = env.config.sdk.of_user(user.as_ref()).workspace(&self.job.lease);
-            command.env.extend(self.job.workspace.as_deref().map(command::in_workspace));
         }
         command.user = user;
         self.job.command = Some(command.clone());

@@ -65,6 +65,6 @@ pub use config::{AgentConfig, AllocationMode, Hosts};
 pub use error::AgentError;
 pub use executor::AbortCommand;
 pub use planner::{Hours, Schedule, ScheduleError};
-pub use sdk::SdkDirectories;
+pub use sdk::{SDK_TASK_COMMAND, SdkDirectories, sdk_task_main};
 pub use setup::check;
 pub use task_user::TaskUserPolicy;

@@ -144,6 +144,7 @@ impl SdkDirectories {
         Self {
             venvs: moved(&self.venvs).or_else(|| self.venvs.clone()),
             venvs_cache: moved(&self.venvs_cache).or_else(|| self.venvs_cache.clone()),
+            are_of_pip: self.are_of_pip,
             home: self.home.clone(),
         }
     }
@@ -213,6 +214,7 @@ mod tests {
         let own = SdkDirectories {
             venvs: path("/root/.clearml/v"),
             venvs_cache: path("/data/c"),
+            are_of_pip: true,
             home: path("/root"),
         };
         let theirs = own.of_user(Some(&nobody));

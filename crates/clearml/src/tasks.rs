@@ -82,6 +82,9 @@ pub struct Script {
     pub working_dir: String,
     /// Uncommitted changes, or the whole script.
     pub diff: String,
+    /// Packages, as text for each installer.
+    #[serde(skip_serializing_if = "serde_json::Value::is_null")]
+    pub requirements: serde_json::Value,
 }
 
 /// The queue of a task.

@@ -44,6 +44,7 @@ pub fn main() -> ExitCode {
     match words.get(1).and_then(|word| word.to_str()) {
         Some(cantle_runtime::TASK_INIT_COMMAND) => return cantle_runtime::task_init_main(&words[2..]),
         Some(cantle_runtime::COVER_IMAGE_COMMAND) => return cantle_runtime::cover_image_main(&words[2..]),
+        Some(cantle_agent::SDK_TASK_COMMAND) => return cantle_agent::sdk_task_main(&words[2..]),
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
         Some(cantle_driver::MIG_COMMAND) => return cantle_driver::mig_main(&words[2..]),
         _ => {}

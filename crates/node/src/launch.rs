@@ -161,6 +161,7 @@ impl Launcher {
                 hidden: node.hidden_from_tasks(),
                 privileges: self.privileges,
             },
+            workspace: None,
             is_client: false,
         }
     }

@@ -46,13 +46,18 @@ pub use filters::{check_filters, filter_files};
 pub use privileges::{Privileges, is_withheld};
 pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, parent_of, terminate};
 pub use running::{RunningTask, Stopper};
-pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+pub use spec::{
+    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec, Workspace,
+};
 pub use supervisor::task_init_main;
 pub use task_directory::TaskDirectory;
 pub use user::{TaskUser, own_user};
 
 /// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
 pub const TASK_INIT_COMMAND: &str = "__task-init";
+
+/// The variable that has the path of a task's workspace, see [`Workspace`].
+pub const WORKSPACE: &str = "CANTLE_WORKSPACE";
 
 /// The first argument that makes the binary cover the driver's libraries in an image: see [`cover_image_main`].
 pub const COVER_IMAGE_COMMAND: &str = "__cover-image";

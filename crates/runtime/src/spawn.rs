@@ -237,6 +237,11 @@ fn execute(
         }
     }
     command.env_remove("CANTLE_SLICE_DIR").envs(environment::for_task(spec, backend, inherited));
+    if let Some(workspace) = &spec.workspace {
+        let is_mounted = workspace.is_mounted && !enters;
+        let path = if is_mounted { Path::new(sandbox::WORKSPACE_DIR) } else { &workspace.directory };
+        command.env(crate::WORKSPACE, path);
+    }
     if let Some(cwd) = spec.cwd.as_ref().filter(|_| enters) {
         command.current_dir(cwd);
     }

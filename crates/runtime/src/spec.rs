@@ -42,9 +42,21 @@ pub struct TaskSpec {
     pub user: Option<TaskUser>,
     /// The confinement of the task.
     pub confinement: Confinement,
+    /// A directory of the task's own, whose path is in [`crate::WORKSPACE`].
+    #[serde(default)]
+    pub workspace: Option<Workspace>,
     /// It is no task but the client of a container engine, to which it brings the task.
     #[serde(default)]
     pub is_client: bool,
+}
+
+/// A directory of a task's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workspace {
+    /// Where it is on the machine.
+    pub directory: PathBuf,
+    /// In its sandbox the task has it at the path that all tasks have. Without a sandbox it is where it is.
+    pub is_mounted: bool,
 }
 
 /// The confinement of a task to its slices.

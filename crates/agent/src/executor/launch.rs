@@ -1,7 +1,7 @@
 //! Starts the processes of an announced task. Slow steps (fetching an image, an engine that hangs) run outside the loop, so
 //! that they do not delay other tasks.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cantle_clearml::{TaskRequest, tasks};
@@ -11,11 +11,9 @@ use cantle_node::{Command, NodeError};
 use cantle_runtime::{ContainerOutput, ContainerSpec, RunningTask, TaskDirectory, TaskSpec, start_detached};
 use tokio::task::spawn_blocking;
 
-use crate::command::is_sdk;
 use crate::container::{Workers, container_spec};
 use crate::entry::Entry;
 use crate::environment::Environment;
-use crate::task_user::acting_as;
 
 /// All that it takes to start a task outside the loop.
 pub(super) struct Launch {
@@ -26,6 +24,8 @@ pub(super) struct Launch {
     command: Command,
     /// The worker that the task is.
     worker: String,
+    /// The directory in which ClearML's agent sets it up.
+    workspace: Option<PathBuf>,
 }
 
 impl Launch {
@@ -40,7 +40,8 @@ impl Launch {
         let id = &entry.job.lease;
         let lease = env.node.lock()?.lease(id)?.ok_or_else(|| NodeError::LeaseGone(id.clone()))?;
         let worker = env.worker_of(&entry.job).to_owned();
-        Ok(Self { env: Arc::clone(env), stages: env.meter.mig(), lease, task, command, worker })
+        let workspace = entry.job.workspace.clone();
+        Ok(Self { env: Arc::clone(env), stages: env.meter.mig(), lease, task, command, worker, workspace })
     }
 
     pub(super) fn task_id(&self) -> &str {
@@ -77,18 +78,16 @@ impl Launch {
     /// Everything but a process, and the container, where the task gets one.
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
         let env = Arc::clone(&self.env);
-        if is_sdk(&self.command.argv) && env.config.docker.is_none() {
-            let user = self.command.user.as_ref();
-            if let Err(why) = acting_as(user, || env.config.sdk.of_user(user).tend_cache()) {
-                tracing::warn!("the cache of environments was not checked: {why}");
-            }
-        }
         let (driver, node) = (env.driver.as_ref(), &env.node);
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
         self.set_compute()?;
         env.launcher.make_region(driver, node, &self.lease, &env.gpus)?;
         node.link_task(&self.lease.id, dir)?;
         let mut spec = env.launcher.spec(node, &self.lease, &self.command);
+        if let Some(workspace) = &self.workspace {
+            let sdk = env.config.sdk.of_user(self.command.user.as_ref());
+            sdk.settle(&mut spec, &self.task.script, workspace)?;
+        }
         let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else { return Ok((spec, None)) };
         let workers = Workers { task: self.worker, agent: env.worker.clone() };
         let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;

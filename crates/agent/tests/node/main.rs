@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
     match args.get(1).and_then(|arg| arg.to_str()) {
         Some(cantle_runtime::TASK_INIT_COMMAND) => return cantle_runtime::task_init_main(&args[2..]),
+        Some(cantle_agent::SDK_TASK_COMMAND) => return cantle_agent::sdk_task_main(&args[2..]),
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&args[2..]),
         Some(cantle_driver::MIG_COMMAND) => return cantle_driver::mig_main(&args[2..]),
         Some(role::RUN) => return role::run(&args[2..]),

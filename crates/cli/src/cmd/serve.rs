@@ -168,6 +168,7 @@ fn sdk_directories(context: &Context) -> Result<SdkDirectories, CliError> {
         venvs: directory("agent.venvs_dir", "~/.clearml/venvs-builds"),
         venvs_cache: directory("agent.venvs_cache.path", "~/.clearml/venvs-cache"),
         home: clearml_conf::home(),
+        are_of_pip: conf.text("agent.package_manager.type").is_none_or(|kind| kind == "pip"),
     })
 }
 

@@ -212,6 +212,7 @@ mod tests {
                 hidden: Vec::new(),
                 privileges: crate::Privileges::Own,
             },
+            workspace: None,
             is_client: false,
         }
     }

@@ -22,10 +22,13 @@ mod slice;
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::mount::MsFlags;
 use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::{Privileges, StartError, TaskSpec, TaskUser, privileges};
@@ -37,6 +40,8 @@ pub(crate) const CANTLE_DIR: &str = "/run/cantle";
 pub(crate) const SLICE_DIR: &str = "/run/cantle/slice";
 pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
 pub(crate) const REAL_DIR: &str = "/run/cantle/real";
+/// The workspace of a task that has one.
+pub(crate) const WORKSPACE_DIR: &str = "/run/cantle/work";
 /// An empty file that is put over files.
 const EMPTY_FILE: &str = "/run/cantle/empty";
 /// All hierarchies, where the distribution has mounted them.
@@ -77,6 +82,12 @@ pub(crate) fn enter(spec: &TaskSpec) -> Result<()> {
     if let Some(files) = files {
         files.put(&confinement.libraries)?;
     }
+    if let Some(workspace) = spec.workspace.as_ref().filter(|workspace| workspace.is_mounted) {
+        let from = &workspace.directory;
+        step(&format!("mount {} on {WORKSPACE_DIR}", from.display()), || {
+            put_workspace(from, spec.user.as_ref().map(TaskUser::uid))
+        })?;
+    }
     step("make an empty file in /run/cantle", || File::create(EMPTY_FILE).map(drop))?;
     confinement.hidden.iter().try_for_each(|path| hide(path))?;
     if confinement.privileges != Privileges::Machine {
@@ -91,6 +102,24 @@ pub(crate) fn enter(spec: &TaskSpec) -> Result<()> {
         step("unshare the pid namespace", || unshare(CloneFlags::CLONE_NEWPID).map_err(io::Error::from))?;
     }
     Ok(())
+}
+
+/// The directory lies where the task's user may move and link what it likes, and is mounted by root: what is mounted is the very
+/// directory that was looked at, and there is nothing in it.
+fn put_workspace(from: &Path, uid: Option<u32>) -> io::Result<()> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = File::from(rustix::fs::open(from, flags, Mode::empty())?);
+    let opened = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    let is_own = directory.metadata()?.uid() == uid.unwrap_or_else(|| nix::unistd::geteuid().as_raw());
+    if !is_own || fs::read_dir(&opened)?.next().is_some() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is no empty directory of the task's user",
+        ));
+    }
+    let to = Path::new(WORKSPACE_DIR);
+    fs::create_dir(to)?;
+    plain_mount(Some(&opened), to, None, MsFlags::MS_BIND)
 }
 
 /// Puts nothing where something is that a task of root could read or write although it is not the task's: an empty directory or an

@@ -112,6 +112,7 @@ impl Bench {
                 hidden: Vec::new(),
                 privileges: Privileges::Own,
             },
+            workspace: None,
             is_client: false,
         }
     }

@@ -158,7 +158,7 @@ impl Records {
         }
         let projects: BTreeMap<String, String> =
             call.projects().await?.into_iter().map(|row| (row.id, row.name)).collect();
-        let sees_all = call.seen().is_none();
+        let sees_all = call.seen().is_all();
         let is_hidden = |run: &RunRow| {
             let own = run.owner.as_deref() == Some(call.who.user.as_str());
             !sees_all && !own && run.project.as_ref().is_none_or(|project| !projects.contains_key(project))

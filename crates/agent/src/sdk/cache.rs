@@ -1,10 +1,6 @@
-//! The directories of ClearML's agent, which sets up and runs code of ClearML's SDK: one working directory for each task, and
-//! one cache of environments for all of them.
+//! The cache of environments that ClearML's agents share (`agent.venvs_cache`). Entries get their name when they are complete, and
+//! are copied and removed under a lock.
 //!
-//! ClearML's agent builds the environment of a task in `agent.venvs_dir` and removes what it finds there. A worker of ClearML
-//! has a number and a directory with that number; here each run has a directory of its own, which goes with the run's files.
-//!
-//! `agent.venvs_cache` is shared: entries get their name when they are complete, and are copied and removed under a lock.
 //! Three things can go wrong there, and are looked for before each start:
 //!
 //! * a kill in the middle of a removal leaves an entry with its name and a part of its files;
@@ -16,14 +12,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use cantle_model::LeaseId;
 use cantle_node::clock::now_ms;
 
-/// The working directory of a task, for `clearml-agent`. Lower case: it wins over other spellings of the same variable.
-pub(crate) const VENVS_DIR: &str = "CLEARML_AGENT__agent__venvs_dir";
-
-/// The name of a copy that is not complete, as ClearML's agent writes it.
-const UNNAMED: &str = "_temp.";
+/// The beginning of the name of a copy that is not complete, as ClearML's agent writes it.
+pub(super) const UNNAMED: &str = "_temp.";
 /// ClearML's own lock of the cache.
 const LOCK: &str = ".clearml.lock";
 /// No copy takes longer. One that is younger may be somebody's.
@@ -32,39 +24,10 @@ const COPY_TAKES_AT_MOST: Duration = Duration::from_secs(6 * 3600);
 const LOCK_TRIES: u32 = 40;
 const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
-/// Where ClearML's agent works on this machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SdkDirectories {
-    /// `agent.venvs_dir`; each task gets a directory in it.
-    pub venvs: Option<PathBuf>,
-    /// `agent.venvs_cache.path`
-    pub venvs_cache: Option<PathBuf>,
-    /// The home directory of the agent's user, in which they are by default.
-    pub home: Option<PathBuf>,
-}
-
-impl SdkDirectories {
-    /// The working directory of the run under this lease.
-    pub(crate) fn workspace(&self, lease: &LeaseId) -> Option<PathBuf> {
-        self.venvs.as_ref().map(|venvs| venvs.join(format!("cantle-{}", lease.0)))
-    }
-
-    /// Removes from the cache what is no use. It is a cache: what cannot be checked or removed costs time, and no task.
-    pub(crate) fn tend_cache(&self) {
-        let Some(cache) = &self.venvs_cache else { return };
-        if let Err(error) = tend(cache, now()) {
-            tracing::warn!(cache = %cache.display(), "the cache of environments was not checked: {error}");
-        }
-    }
-}
-
-/// Removes a task's working directory; one that is not there is removed already.
-pub(crate) fn remove(workspace: &Path) {
-    match fs::remove_dir_all(workspace) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(directory = %workspace.display(), "the working directory of an ended task stays: {error}");
-        }
-        _ => {}
+/// Removes from the cache what is no use. It is a cache: what cannot be checked or removed costs time, and no task.
+pub(super) fn tend_now(cache: &Path) {
+    if let Err(error) = tend(cache, now()) {
+        tracing::warn!(cache = %cache.display(), "the cache of environments was not checked: {error}");
     }
 }
 
@@ -73,13 +36,7 @@ fn now() -> SystemTime {
 }
 
 fn tend(cache: &Path, now: SystemTime) -> io::Result<()> {
-    let entries = match fs::read_dir(cache) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    let entries: Vec<PathBuf> = directories(entries);
-    let useless: Vec<PathBuf> = entries.into_iter().flat_map(|entry| useless_in(entry, now)).collect();
-    if useless.is_empty() {
+    if useless(cache, now)?.is_empty() {
         return Ok(());
     }
     // Whoever copies an entry holds this lock.
@@ -87,11 +44,20 @@ fn tend(cache: &Path, now: SystemTime) -> io::Result<()> {
     if !lock_soon(&lock)? {
         return Err(io::Error::new(io::ErrorKind::WouldBlock, "it is in use"));
     }
-    for path in useless {
+    // Somebody else may have removed and replaced what was found without the lock.
+    for path in useless(cache, now)? {
         tracing::warn!(path = %path.display(), "an environment in the cache is not complete; removing it");
         throw_away(&path)?;
     }
     Ok(())
+}
+
+fn useless(cache: &Path, now: SystemTime) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(cache) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    Ok(directories(entries).into_iter().flat_map(|entry| useless_in(entry, now)).collect())
 }
 
 /// Removes a directory so that a kill in the middle leaves nothing that looks like an entry.
@@ -107,7 +73,7 @@ fn throw_away(path: &Path) -> io::Result<()> {
     fs::remove_dir_all(nameless)
 }
 
-fn directories(entries: fs::ReadDir) -> Vec<PathBuf> {
+pub(super) fn directories(entries: fs::ReadDir) -> Vec<PathBuf> {
     let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
     entries.filter_map(Result::ok).filter(is_dir).map(|entry| entry.path()).collect()
 }
@@ -161,13 +127,14 @@ fn has_all_files(site: &Path) -> bool {
     })
 }
 
-/// The path in a line of a `RECORD`. Compiled files come and go, and scripts have their own fate.
+/// The path in a line of a `RECORD`, if it is a file of the package. What has no hash may come and go: compiled files, and the
+/// directories that `setuptools` names although they are not there. Scripts have their own fate.
 fn recorded(line: &str) -> Option<&str> {
-    let path = match line.strip_prefix('"') {
-        Some(quoted) => quoted.split_once('"')?.0,
-        None => line.split_once(',')?.0,
+    let (path, about) = match line.strip_prefix('"') {
+        Some(quoted) => quoted.split_once('"')?,
+        None => line.split_once(',')?,
     };
-    (!path.is_empty() && !path.ends_with(".pyc") && !path.starts_with("..")).then_some(path)
+    (!path.is_empty() && !path.starts_with("..") && about.contains('=')).then_some(path)
 }
 
 fn lock_soon(lock: &File) -> io::Result<bool> {
@@ -194,8 +161,8 @@ mod tests {
         fs::write(entry.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
         std::os::unix::fs::symlink("/usr/bin/python3", entry.join("bin/python")).unwrap();
         fs::write(site.join("six.py"), "").unwrap();
-        let record =
-            "six.py,sha256=x,3\n__pycache__/six.pyc,,\n../../../bin/six,,\n\"six-1.dist-info/RECORD\",,\n";
+        let record = "six.py,sha256=x,3\n__pycache__/six.pyc,,\nsix/__pycache__,,\n../../../bin/six,sha256=x,9\n\
+                      \"six-1.dist-info/RECORD\",,\n";
         fs::write(site.join("six-1.dist-info/RECORD"), record).unwrap();
         entry
     }
