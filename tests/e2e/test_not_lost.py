@@ -40,7 +40,7 @@ def test_an_ended_task_is_not_requeued_without_a_yes(cantle):
     refused = cantle.cli("requeue", task, code=2).stderr
     assert "is completed, and nobody to ask" in refused and "--yes" in refused, refused
     code, shown = on_a_terminal(cantle, "", "requeue", task)
-    assert code == 1 and "delete the output" in shown and "nothing was requeued" in shown, shown
+    assert code == 1 and "remove the artifacts" in shown and "nothing was requeued" in shown, shown
     assert cantle.task(task)["state"] == "completed" and "the result" in cantle.output(task)
     code, shown = on_a_terminal(cantle, "y", "requeue", task)
     assert code == 0 and "queued again" in shown, shown
@@ -48,6 +48,25 @@ def test_an_ended_task_is_not_requeued_without_a_yes(cantle):
     cantle.cli("requeue", "--yes", task)
     cantle.wait_state(task, "completed")
     assert len(cantle.json("tasks", "runs", task)) == 3
+
+
+def test_a_run_keeps_its_output(cantle):
+    """Requeued, a task prints something else; all of it can be read, each run by its number."""
+    cantle.up("--queue", "half=0.5")
+    task = cantle.submit("half", "sh", "-c", "echo this is $CANTLE_SLICE")
+    seen = []
+    for run in range(1, 4):
+        if seen:
+            cantle.cli("requeue", "--yes", task)
+        fresh = lambda: [line for line in cantle.output(task).splitlines() if line not in seen]
+        wait_until(fresh, 60, lambda: cantle.output(task))
+        seen += fresh()
+        cantle.wait_state(task, "completed")
+    said = [cantle.cli("logs", "--run", str(run), task).stdout for run in range(1, 4)]
+    assert said == [f"{line}\n" for line in seen] and all("this is" in line for line in seen), said
+    assert cantle.output(task) == said[-1]
+    refused = cantle.cli("logs", "--run", "4", task, code=None)
+    assert refused.returncode != 0 and "has no run 4; its runs are 1 to 3" in refused.stderr, refused
 
 
 def test_a_task_that_never_ran_is_requeued_at_once(cantle):

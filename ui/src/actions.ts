@@ -60,7 +60,7 @@ export function requeue(task: TaskView): Action {
     cli: cantle("requeue", task.id),
     // What never ran has nothing to lose.
     ...(task.state !== "created" && {
-      confirm: `Requeue “${task.name}”? Its output, graphs and artifacts of the last run are deleted. “Run again” keeps them.`,
+      confirm: `Requeue “${task.name}”? It loses the artifacts of its last run. Output and graphs stay with that run. “Run again” makes a task of its own.`,
     }),
     run: async () => {
       await call("tasks.reset", { task: task.id, force: true });

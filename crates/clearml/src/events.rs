@@ -109,6 +109,9 @@ pub struct GetTaskLog {
     pub from_timestamp: Option<i64>,
     /// `asc` or `desc`.
     pub order: Option<String>,
+    /// cantle's own: the output of this run. The newest run, if there is no number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<i64>,
     /// cantle's own and exact: events after this position, ascending. Start with 0, continue with
     /// [`TaskLog::position`].
     pub after: Option<i64>,

@@ -199,9 +199,13 @@ impl Records {
 
 /// Output.
 impl Records {
+    pub(crate) async fn is_put_aside(&self, task: &Allowed<Task, impl Reads>, run: i64) -> Done<bool> {
+        self.store().is_put_aside(task.id(), run).await
+    }
+
     pub(crate) async fn logs_after(
         &self,
-        of: &Allowed<Task, impl Reads>,
+        of: &Allowed<Reporter, impl Reads>,
         after: i64,
         limit: i64,
     ) -> Done<Vec<LogLine>> {
@@ -210,7 +214,7 @@ impl Records {
 
     pub(crate) async fn logs_by_time(
         &self,
-        of: &Allowed<Task, impl Reads>,
+        of: &Allowed<Reporter, impl Reads>,
         from_ms: Option<i64>,
         earlier: bool,
         limit: i64,
@@ -218,7 +222,7 @@ impl Records {
         self.store().logs_by_time(of.id(), from_ms, earlier, limit).await
     }
 
-    pub(crate) async fn count_logs(&self, of: &Allowed<Task, impl Reads>) -> Done<i64> {
+    pub(crate) async fn count_logs(&self, of: &Allowed<Reporter, impl Reads>) -> Done<i64> {
         self.store().count_logs(of.id()).await
     }
 

@@ -4,13 +4,15 @@ use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queue
 use serde_json::{Map, Value};
 
 use crate::data::Change;
-use crate::db::{Sql, Tx, query};
+use crate::db::{Sql, query};
 use crate::flow::{about, give_up, leave_queue, refusal};
+use crate::former::{delete_all_output, delete_output, put_aside};
 use crate::tasks::{load, load_whole};
 use crate::{Store, StoreError, row, runs};
 
 impl Store {
-    /// Back to a draft; of its last run only the record in its runs is left. `forget` removes what else of `doc` is to go.
+    /// Back to a draft. What an agent's run reported is kept as that of a former run, other output is deleted.
+    /// `forget` removes what else of `doc` is to go.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.
@@ -36,7 +38,9 @@ impl Store {
         .bind(row::to_json(&old.doc)?)
         .execute(&mut write.tx)
         .await?;
-        delete_output(&mut write.tx, task).await?;
+        if !put_aside(&mut write.tx, task, old.run + 1).await? {
+            delete_output(&mut write.tx, task).await?;
+        }
         write.commit().await
     }
 
@@ -52,7 +56,7 @@ impl Store {
         }
         leave_queue(&mut write.tx, task).await?;
         runs::end(&mut write.tx, task, Stopped, "the task was deleted", change.now_us).await?;
-        delete_output(&mut write.tx, task).await?;
+        delete_all_output(&mut write.tx, task).await?;
         let children = query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
         let children = children.execute(&mut write.tx).await?;
         query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut write.tx).await?;
@@ -155,16 +159,4 @@ impl Store {
         }
         Ok(used)
     }
-}
-
-async fn delete_output(tx: &mut Tx, task: &str) -> Result<(), StoreError> {
-    for sql in [
-        "DELETE FROM logs WHERE task = $1",
-        "DELETE FROM scalars WHERE task = $1",
-        "DELETE FROM latest_scalars WHERE task = $1",
-        "DELETE FROM reports WHERE task = $1",
-    ] {
-        query(sql).bind(task).execute(&mut *tx).await?;
-    }
-    Ok(())
 }

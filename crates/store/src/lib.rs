@@ -21,6 +21,7 @@ mod error;
 mod events;
 mod evictions;
 mod flow;
+mod former;
 mod gpu_times;
 mod leader;
 mod limits;
@@ -70,6 +71,7 @@ pub use data::{
 pub use database::Database;
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
+pub use former::former_output;
 pub use gpu_times::GpuTimeRow;
 pub use limits::HeldBack;
 pub use lost::{FenceRow, LOST, Renewal, Renewed};

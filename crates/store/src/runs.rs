@@ -5,6 +5,7 @@ use cantle_model::{Slice, TaskStatus};
 
 use crate::data::{TaskClaim, TaskRow};
 use crate::db::{Sql, Tx, query, query_scalar};
+use crate::former::put_aside;
 use crate::{Store, StoreError, row};
 
 /// `INSERT` of new runs from `tasks`, to which their numbers and times were written; a condition follows.
@@ -123,7 +124,14 @@ async fn lasting(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
 /// The task of the run that lasts has started.
 pub(crate) async fn start(tx: &mut Tx, old: &TaskRow, now_us: i64) -> Result<(), StoreError> {
     let task = &old.index.id;
-    let run = if old.has_run() { old.run } else { lasting(tx, task).await? };
+    let run = if old.has_run() {
+        if old.run > 1 {
+            put_aside(tx, task, old.run).await?;
+        }
+        old.run
+    } else {
+        lasting(tx, task).await?
+    };
     query("UPDATE runs SET started_us = $3 WHERE task = $1 AND run = $2")
         .bind(task)
         .bind(run)

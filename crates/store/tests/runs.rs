@@ -4,7 +4,9 @@
 mod common;
 
 use cantle_model::{Milli, Slice, TaskStatus};
-use cantle_store::{Change, NewTask, RunRow, Store, StoreError, TaskClaim, Terms};
+use cantle_store::{
+    Change, LogLine, NewTask, RunRow, Scalar, Store, StoreError, TaskClaim, Terms, former_output,
+};
 use serde_json::Map;
 
 async fn open() -> (Store, common::Fresh) {
@@ -160,4 +162,72 @@ async fn a_second_report_that_a_task_runs_keeps_the_request_to_stop_it() {
     store.set_status("t", TaskStatus::InProgress, &starts(6)).await.unwrap();
     let row = store.task("t").await.unwrap();
     assert_eq!((row.status_message.as_str(), row.stop_asked), ("stopping", true));
+}
+
+fn line(msg: &str) -> LogLine {
+    let (task, worker, level) = ("t".into(), "w".into(), "info".into());
+    LogLine { id: 0, task, timestamp_ms: 1, worker, level, msg: msg.into() }
+}
+
+fn value(value: f64) -> Scalar {
+    Scalar { task: "t".into(), metric: "loss".into(), variant: "v".into(), iter: 1, timestamp_ms: 1, value }
+}
+
+/// What the store has of a task, or of one of its former runs: text, and values.
+async fn output(store: &Store, of: &str) -> (Vec<String>, Vec<f64>) {
+    let lines = store.logs_after(of, 0, 100).await.unwrap();
+    let values = store.latest_scalars(of).await.unwrap();
+    (lines.into_iter().map(|line| line.msg).collect(), values.iter().map(|line| line.last.value).collect())
+}
+
+#[tokio::test]
+async fn a_run_keeps_its_output_when_the_next_one_starts() {
+    let (store, _dir) = open().await;
+    for run in 1..=3 {
+        assert_eq!(store.take_next("q", None, 10 * run).await.unwrap().unwrap().run, run);
+        store.set_status("t", TaskStatus::InProgress, &at(10 * run + 1)).await.unwrap();
+        // Clients repeat it.
+        store.set_status("t", TaskStatus::InProgress, &at(10 * run + 2)).await.unwrap();
+        let number = u32::try_from(run).unwrap();
+        store.add_logs(&[line(&format!("run {run}"))], 10 * run).await.unwrap();
+        store.add_scalars(&[value(f64::from(number))]).await.unwrap();
+        match run {
+            // Preempted, then failed and reset, then it stays.
+            1 => store.enqueue("t", "q", &Change { force: true, ..at(19) }).await.unwrap(),
+            2 => {
+                store.set_status("t", TaskStatus::Failed, &at(28)).await.unwrap();
+                store.reset("t", &at(28), |_| ()).await.unwrap();
+                assert_eq!(output(&store, "t").await, (vec![], vec![]), "a draft");
+                assert!(store.is_put_aside("t", 2).await.unwrap());
+                store.enqueue("t", "q", &at(29)).await.unwrap();
+            }
+            _ => {}
+        }
+    }
+    for run in 1..=2 {
+        let expected = (vec![format!("run {run}")], vec![f64::from(u32::try_from(run).unwrap())]);
+        assert_eq!(output(&store, &former_output("t", run)).await, expected);
+    }
+    assert_eq!(output(&store, "t").await, (vec!["run 3".to_owned()], vec![3.0]), "clients see the newest");
+    assert!(!store.is_put_aside("t", 3).await.unwrap());
+    store.set_status("t", TaskStatus::Completed, &at(50)).await.unwrap();
+    store.delete_task("t", &at(60)).await.unwrap();
+    for of in ["t".to_owned(), former_output("t", 1), former_output("t", 2)] {
+        assert_eq!(output(&store, &of).await, (vec![], vec![]), "{of}");
+    }
+}
+
+/// A script that its author starts again and again: ClearML's SDK resets its task each time, or goes on with it.
+#[tokio::test]
+async fn what_nobody_took_from_a_queue_is_not_kept() {
+    let (store, _dir) = open().await;
+    store.set_status("t", TaskStatus::InProgress, &at(2)).await.unwrap();
+    store.add_logs(&[line("first")], 3).await.unwrap();
+    store.set_status("t", TaskStatus::Stopped, &at(4)).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &at(5)).await.unwrap();
+    store.add_logs(&[line("goes on")], 6).await.unwrap();
+    assert_eq!(output(&store, "t").await.0, ["first", "goes on"]);
+    store.reset("t", &Change { force: true, ..at(7) }, |_| ()).await.unwrap();
+    assert_eq!(output(&store, "t").await.0, Vec::<String>::new());
+    assert!(!store.is_put_aside("t", 1).await.unwrap() && !store.is_put_aside("t", 2).await.unwrap());
 }

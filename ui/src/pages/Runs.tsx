@@ -3,6 +3,7 @@ import { clock, duration, gpuAmount, stateWord } from "../format";
 import { now } from "../live";
 import { Says } from "../parts/Says";
 import { useAsked } from "../results/useAsked";
+import { link } from "../route";
 import type { RunView, TaskView } from "../types";
 
 /** How the process ended, and why. */
@@ -39,7 +40,7 @@ export function Runs({ task }: { task: TaskView }) {
           <tbody>
             {[...runs].reverse().map((run) => (
               <tr key={run.run} data-run={run.run}>
-                <th scope="row">{run.run}</th>
+                <th scope="row">{run.started ? <a href={link(`tasks/${task.id}`, { run: String(run.run) })}>{run.run}</a> : run.run}</th>
                 <td>{run.outcome ? (GIVEN_UP.includes(run.outcome) ? "given up" : stateWord(run.outcome)) : stateWord("in_progress")}</td>
                 <td>{run.node}</td>
                 <td>{run.milli > 0 && gpuAmount(run.milli)}</td>

@@ -15,7 +15,7 @@ import { Images } from "../results/Images";
 import { Plots } from "../results/Plots";
 import { Scalars } from "../results/Scalars";
 import type { ReportedTask } from "../results/wire";
-import { link } from "../route";
+import { link, param } from "../route";
 import type { EventView, Explanation, History, TaskView } from "../types";
 import { Runs } from "./Runs";
 import { State } from "./Tasks";
@@ -171,7 +171,7 @@ function Tabs({ id, tab }: { id: string; tab: string }) {
   return (
     <div class="tabs" role="navigation" aria-label="Of this task">
       {TABS.map(([name, text]) => (
-        <a key={name} href={link(name ? `tasks/${id}/${name}` : `tasks/${id}`)} aria-current={name === tab ? "page" : undefined}>
+        <a key={name} href={link(name ? `tasks/${id}/${name}` : `tasks/${id}`, { run: param("run") })} aria-current={name === tab ? "page" : undefined}>
           {text}
         </a>
       ))}
@@ -264,6 +264,11 @@ export function TaskPage({ id, tab }: { id: string; tab: string }) {
         </div>
       </div>
       <Tabs id={id} tab={tab} />
+      {param("run") && (
+        <p data-testid="run">
+          Output, scalars, plots and debug samples of run {param("run")}. <a href={link(tab ? `tasks/${id}/${tab}` : `tasks/${id}`)}>Show the newest run</a>
+        </p>
+      )}
       {tab === "" ? (
         <Overview task={task} explanation={explanation} events={events} />
       ) : (

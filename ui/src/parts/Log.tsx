@@ -1,5 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { call } from "../api";
+import { ofRun } from "../results/ofRun";
 import type { LogEvent } from "../types";
 
 const PAGE = 500;
@@ -15,12 +16,17 @@ interface LogPage {
 function useLog(task: string, live: boolean): string[] {
   const [lines, setLines] = useState<string[]>([]);
   const position = useRef(0);
+  const { run } = ofRun();
+  useEffect(() => {
+    setLines([]);
+    position.current = 0;
+  }, [task, run]);
   useEffect(() => {
     let ended = false;
     let timer: ReturnType<typeof setTimeout>;
     const load = async () => {
       try {
-        const page = await call<LogPage>("events.get_task_log", { task, batch_size: PAGE, after: position.current });
+        const page = await call<LogPage>("events.get_task_log", { task, run, batch_size: PAGE, after: position.current });
         if (ended) return;
         position.current = page.position ?? position.current;
         const fresh = page.events.map((event) => (event.msg ?? "").replace(/\n$/, ""));
@@ -36,7 +42,7 @@ function useLog(task: string, live: boolean): string[] {
       ended = true;
       clearTimeout(timer);
     };
-  }, [task, live]);
+  }, [task, run, live]);
   return lines;
 }
 

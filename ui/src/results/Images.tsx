@@ -6,6 +6,7 @@ import { Download } from "./Download";
 import { address } from "./objects";
 import { useAsked } from "./useAsked";
 import type { ImageEvent } from "./wire";
+import { ofRun } from "./ofRun";
 
 /** Iterations of each image that are asked for, the newest ones. */
 const ITERATIONS = 100;
@@ -54,7 +55,7 @@ function Series({ title, events }: { title: string; events: ImageEvent[] }) {
 }
 
 export function Images({ task, live }: { task: string; live: boolean }) {
-  const { answer, problem } = useAsked(() => call<{ events: ImageEvent[] }>("events.debug_images", { task, iters: ITERATIONS }), task, live);
+  const { answer, problem } = useAsked(() => call<{ events: ImageEvent[] }>("events.debug_images", { task, ...ofRun(), iters: ITERATIONS }), `${task} ${param("run")}`, live);
   if (!answer) return <p class="muted">{problem || "…"}</p>;
   if (answer.events.length === 0) return <p class="muted">The task has reported no debug samples.</p>;
   const wanted = param("q").toLowerCase();

@@ -4,6 +4,8 @@ import { embedded } from "./objects";
 import type { Figure, FromFrame, ToFrame } from "./frame";
 import { useAsked } from "./useAsked";
 import type { PlotEvent } from "./wire";
+import { param } from "../route";
+import { ofRun } from "./ofRun";
 
 interface PlotSource {
   layout?: { images?: { source?: string }[] };
@@ -56,7 +58,7 @@ export function Frame({ events }: { events: PlotEvent[] }) {
 }
 
 export function Plots({ task, live }: { task: string; live: boolean }) {
-  const { answer, problem } = useAsked(() => call<{ plots: PlotEvent[] }>("events.get_task_plots", { task, iters: 1 }), task, live);
+  const { answer, problem } = useAsked(() => call<{ plots: PlotEvent[] }>("events.get_task_plots", { task, ...ofRun(), iters: 1 }), `${task} ${param("run")}`, live);
   // The same plots drawn again would lose a zoom.
   const kept = useRef<{ text: string; events: PlotEvent[] }>({ text: "", events: [] });
   if (!answer) return <p class="muted">{problem || "…"}</p>;

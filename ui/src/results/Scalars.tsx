@@ -5,6 +5,7 @@ import { type Axis, figure } from "./lines";
 import { type Drawing, ScalarChart } from "./ScalarChart";
 import { useAsked } from "./useAsked";
 import type { Line, SingleValue } from "./wire";
+import { ofRun } from "./ofRun";
 
 /** Points of one line that the server sends at most; it thins out evenly. */
 const SAMPLES = 5000;
@@ -71,8 +72,8 @@ function SingleValues({ values }: { values: SingleValue[] }) {
 
 export function Scalars({ task, live }: { task: string; live: boolean }) {
   const drawn = asDrawn();
-  const lines = useAsked(() => call<Graphs>("events.scalar_metrics_iter_histogram", { task, ...drawn }), `${task} ${drawn.key}`, live);
-  const singles = useAsked(() => call<{ tasks: { values: SingleValue[] }[] }>("events.get_task_single_value_metrics", { tasks: [task] }), task, live);
+  const lines = useAsked(() => call<Graphs>("events.scalar_metrics_iter_histogram", { task, ...ofRun(), ...drawn }), `${task} ${param("run")} ${drawn.key}`, live);
+  const singles = useAsked(() => call<{ tasks: { values: SingleValue[] }[] }>("events.get_task_single_value_metrics", { tasks: [task], ...ofRun() }), `${task} ${param("run")}`, live);
   if (!lines.answer) return <p class="muted">{lines.problem || "…"}</p>;
   const values = singles.answer?.tasks.flatMap((found) => found.values) ?? [];
   const graphs = Object.entries(lines.answer).map(([title, named]): [string, Line[]] => [title, Object.values(named)]);

@@ -42,7 +42,7 @@ pub(crate) struct TasksArg {
 pub(crate) struct RequeueArgs {
     #[command(flatten)]
     tasks: TasksArg,
-    /// Do not ask before the output of an ended task is deleted; needed without a terminal
+    /// Do not ask before an ended task loses the artifacts of its last run; needed without a terminal
     #[arg(short, long)]
     yes: bool,
 }
@@ -53,6 +53,9 @@ pub(crate) struct LogsArgs {
     /// Keep printing until the task ends
     #[arg(short, long)]
     follow: bool,
+    /// Number of the run, as `cantle tasks runs TASK` lists it [default: the newest]
+    #[arg(long, value_name = "N", conflicts_with = "follow")]
+    run: Option<i64>,
     /// Id of the task
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
@@ -92,12 +95,13 @@ pub(crate) fn why(context: &Context, WhyArgs { from, task }: &WhyArgs) -> Comman
 pub(crate) fn logs(context: &Context, args: &LogsArgs) -> CommandResult {
     let server = Connection::open(context)?;
     view(&server, &args.task)?;
-    let mut position = print_log(&server, &context.printer, &args.task, 0)?;
+    let print = |position| print_log(&server, &context.printer, &args.task, args.run, position);
+    let mut position = print(0)?;
     while args.follow && !view(&server, &args.task)?.state.is_final() {
         server.pause();
-        position = print_log(&server, &context.printer, &args.task, position)?;
+        position = print(position)?;
     }
-    print_log(&server, &context.printer, &args.task, position)?;
+    print(position)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -116,7 +120,7 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
         }
         let ended = Some(found).filter(|t| t.state.is_final());
         if follow {
-            position = print_log(server, printer, task, position)?;
+            position = print_log(server, printer, task, None, position)?;
         }
         if let Some(ended) = ended {
             return exit_of(&ended);
@@ -152,12 +156,19 @@ fn view(server: &Connection, task: &str) -> Result<TaskView, CliError> {
     server.call(&request)?.tasks.pop().ok_or_else(|| no_task(task))
 }
 
-fn print_log(server: &Connection, printer: &Printer, task: &str, mut after: i64) -> Result<i64, CliError> {
+fn print_log(
+    server: &Connection,
+    printer: &Printer,
+    task: &str,
+    run: Option<i64>,
+    mut after: i64,
+) -> Result<i64, CliError> {
     loop {
         let request = GetTaskLog {
             task: task.to_owned(),
             batch_size: Some(LOG_PAGE),
             after: Some(after),
+            run,
             ..GetTaskLog::default()
         };
         let page = server.about(task, &request)?;
@@ -191,7 +202,7 @@ fn is_on_lost_node(server: &Connection, task: &str) -> Result<bool, CliError> {
     Ok(server.call(&GetNodes {})?.nodes.iter().any(|other| other.node == node && !other.alive))
 }
 
-/// Asks before the output of tasks that ended is deleted. A task that is rescued from a lost node is not meant: it has no result.
+/// Asks before tasks that ended lose the artifacts of their last run. A task that is rescued from a lost node is not meant: it has no result.
 fn confirm_requeue(server: &Connection, tasks: &[String]) -> Result<(), CliError> {
     let mut ended = Vec::new();
     for task in tasks {
@@ -205,10 +216,12 @@ fn confirm_requeue(server: &Connection, tasks: &[String]) -> Result<(), CliError
     if !out::has_somebody_to_ask() {
         let error = CliError::new(ErrorKind::Usage, format!("requeue: {named}, and nobody to ask"));
         return Err(error
-            .with_hint("requeue deletes the output, graphs and artifacts of the last run: --yes does it")
+            .with_hint("requeue removes the artifacts of the last run from the task, and keeps its output and graphs (cantle logs --run): --yes does it")
             .with_hint("to keep them, submit the command again"));
     }
-    if out::ask(&format!("{named}. Requeue, and delete the output, graphs and artifacts of the last run?")) {
+    if out::ask(&format!(
+        "{named}. Requeue, and remove the artifacts of the last run from it? Its output and graphs stay."
+    )) {
         return Ok(());
     }
     Err(CliError::new(ErrorKind::Failed, "nothing was requeued"))

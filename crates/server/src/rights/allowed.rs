@@ -77,6 +77,13 @@ impl<O, A> Allowed<O, A> {
     }
 }
 
+impl<A> Allowed<object::Reporter, A> {
+    /// What a former run of the task reported: who may read the output of the newest one may read this, too.
+    pub(crate) fn of_former_run(self, run: i64) -> Self {
+        Self { id: cantle_store::former_output(&self.id, run), proof: PhantomData }
+    }
+}
+
 impl<A> From<Allowed<object::Task, A>> for Allowed<object::Reporter, A> {
     fn from(task: Allowed<object::Task, A>) -> Self {
         Self { id: task.id, proof: PhantomData }

@@ -180,36 +180,61 @@ pub(super) async fn must_exist(
     Ok(task.into())
 }
 
+/// What a run of a task reported; the newest run, if there is no number.
+pub(super) async fn output_of(
+    call: &Call,
+    id: &str,
+    run: Option<i64>,
+) -> Result<Allowed<Reporter, Read>, ApiError> {
+    let task = call.task(id).await?;
+    let newest = call.store.task(&task).await?.run;
+    let Some(run) = run else { return Ok(task.into()) };
+    if !(1..=newest).contains(&run) {
+        return Err(ApiError::invalid(format!("task {id} has no run {run}; {}", known_runs(newest))));
+    }
+    // A task that was reset has only former runs.
+    let is_former = run != newest || call.store.is_put_aside(&task, run).await?;
+    let of: Allowed<Reporter, Read> = task.into();
+    Ok(if is_former { of.of_former_run(run) } else { of })
+}
+
+fn known_runs(newest: i64) -> String {
+    match newest {
+        0 => "it has not run".to_owned(),
+        1 => "it has run 1 only".to_owned(),
+        newest => format!("its runs are 1 to {newest}"),
+    }
+}
+
 pub(super) fn page_size(asked: Option<u64>) -> i64 {
     asked.and_then(|size| i64::try_from(size).ok()).unwrap_or(PAGE).clamp(1, MAX_PAGE)
 }
 
 async fn get_task_log(call: Call, request: GetTaskLog) -> Result<TaskLog, ApiError> {
-    let GetTaskLog { task, batch_size, navigate_earlier, from_timestamp, order, after } = request;
-    let task = call.task::<Read>(&task).await?;
-    call.store.task(&task).await?;
+    let GetTaskLog { task, batch_size, navigate_earlier, from_timestamp, order, after, run } = request;
+    let of = output_of(&call, &task, run).await?;
     let limit = page_size(batch_size);
     let lines = match after {
-        Some(after) => call.store.logs_after(&task, after, limit).await?,
+        Some(after) => call.store.logs_after(&of, after, limit).await?,
         None => {
             let earlier = navigate_earlier.unwrap_or(true);
-            let mut lines = call.store.logs_by_time(&task, from_timestamp, earlier, limit).await?;
+            let mut lines = call.store.logs_by_time(&of, from_timestamp, earlier, limit).await?;
             if earlier == (order.as_deref() == Some("asc")) {
                 lines.reverse();
             }
             lines
         }
     };
-    let total = call.store.count_logs(&task).await?.unsigned_abs();
+    let total = call.store.count_logs(&of).await?.unsigned_abs();
     let position = lines.iter().map(|line| line.id).max().or(after).unwrap_or(0);
-    let events: Vec<ReportedEvent> = lines.into_iter().map(log_event).collect();
+    let events: Vec<ReportedEvent> = lines.into_iter().map(|line| log_event(&task, line)).collect();
     Ok(TaskLog { returned: u64::try_from(events.len()).unwrap_or(u64::MAX), events, total, position })
 }
 
-fn log_event(line: LogLine) -> ReportedEvent {
+fn log_event(task: &str, line: LogLine) -> ReportedEvent {
     ReportedEvent {
         kind: LOG.to_owned(),
-        task: line.task,
+        task: task.to_owned(),
         timestamp: Some(line.timestamp_ms),
         worker: Some(line.worker),
         level: Some(line.level),
@@ -231,15 +256,16 @@ struct GetTaskEvents {
 async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, ApiError> {
     let (task, limit) = (call.task::<Read>(&request.task).await?, page_size(request.batch_size));
     call.store.task(&task).await?;
+    let of = call.task::<Read>(&request.task).await?.into();
     let scroll = request.scroll_id.filter(|scroll| !scroll.is_empty());
     let bad = |_| ApiError::invalid("scroll_id is none of ours");
     let (events, total, next) = match request.event_type.as_deref().unwrap_or(LOG) {
         LOG => {
             let after = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
-            let lines = call.store.logs_after(&task, after, limit).await?;
+            let lines = call.store.logs_after(&of, after, limit).await?;
             let next = lines.last().map(|line| json!(line.id));
-            let events = lines.into_iter().map(|line| json!(log_event(line))).collect();
-            (events, call.store.count_logs(&task).await?, next)
+            let events = lines.into_iter().map(|line| json!(log_event(task.id(), line))).collect();
+            (events, call.store.count_logs(&of).await?, next)
         }
         SCALAR => {
             let after = scroll.map(|scroll| serde_json::from_str(&scroll).map_err(bad)).transpose()?;
@@ -249,7 +275,7 @@ async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, Ap
         }
         kind => {
             let all: Vec<Value> =
-                call.store.reports(&task.into(), kind).await?.into_iter().map(|report| report.doc).collect();
+                call.store.reports(&of, kind).await?.into_iter().map(|report| report.doc).collect();
             let total = i64::try_from(all.len()).unwrap_or(i64::MAX);
             let skip: usize = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
             let size = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -272,6 +298,8 @@ pub(super) fn scalar_event(scalar: &Scalar) -> Value {
 #[derive(Deserialize)]
 struct OfTask {
     task: String,
+    /// Of this run; of the newest by default.
+    run: Option<i64>,
     /// Number of last iterations of each graph; all by default.
     iters: Option<usize>,
 }
@@ -280,6 +308,7 @@ struct OfTask {
 #[serde(default)]
 struct DebugImages {
     task: Option<String>,
+    run: Option<i64>,
     metrics: Vec<ImagesOf>,
     iters: Option<usize>,
     /// The number of iterations that a reader has seen.
@@ -319,7 +348,7 @@ async fn by_iteration(
     answer: &'static str,
 ) -> Result<Value, ApiError> {
     if let (Some(task), true) = (&request.task, request.metrics.is_empty()) {
-        let request = OfTask { task: task.clone(), iters: request.iters };
+        let request = OfTask { task: task.clone(), run: request.run, iters: request.iters };
         return reports_of_task(call, request, kind, answer).await;
     }
     let (skip, size) = request.page()?;
@@ -349,7 +378,7 @@ async fn reports_of_task(
     kind: &'static str,
     answer: &'static str,
 ) -> Result<Value, ApiError> {
-    let of = must_exist(&call, &request.task, false).await?;
+    let of = output_of(&call, &request.task, request.run).await?;
     let mut graphs: BTreeMap<(String, String), Vec<Value>> = BTreeMap::new();
     for report in call.store.reports(&of, kind).await? {
         graphs.entry((report.metric, report.variant)).or_default().push(report.doc);

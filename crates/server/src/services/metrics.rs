@@ -7,7 +7,7 @@ use md5::Digest as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::events::must_exist;
+use super::events::{must_exist, output_of};
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
@@ -30,6 +30,8 @@ pub(super) fn add(routes: &mut Routes) {
 #[derive(Deserialize)]
 struct Histogram {
     task: String,
+    /// Of this run of a task; of the newest by default.
+    run: Option<i64>,
     /// It is a model.
     #[serde(default)]
     model_events: bool,
@@ -64,7 +66,10 @@ pub(super) struct Line {
 
 /// Graph → line → points, thinned out evenly if there are too many.
 async fn histogram(call: Call, request: Histogram) -> Result<Value, ApiError> {
-    let of = must_exist(&call, &request.task, request.model_events).await?;
+    let of = match request.run {
+        Some(_) => output_of(&call, &request.task, request.run).await?,
+        None => must_exist(&call, &request.task, request.model_events).await?,
+    };
     let mut graphs = json!({});
     for Line { metric, variant, x, y } in lines(&call, &of, &request.drawing).await? {
         graphs[metric][&variant] = json!({"name": variant, "x": x, "y": y});
@@ -107,12 +112,14 @@ fn thin(points: &[Scalar], most: usize) -> impl Iterator<Item = &Scalar> {
 #[derive(Deserialize)]
 struct OfTasks {
     tasks: Vec<String>,
+    /// Of this run of each task; of the newest by default.
+    run: Option<i64>,
 }
 
 async fn single_values(call: Call, request: OfTasks) -> Result<Value, ApiError> {
     let mut tasks = Vec::new();
     for task in &request.tasks {
-        let of = call.task::<Read>(task).await?.into();
+        let of = output_of(&call, task, request.run).await?;
         let latest = call.store.latest_scalars(&of).await?;
         let single = latest.into_iter().filter(|latest| latest.last.iter == SINGLE_VALUE);
         let values: Vec<Value> = single.map(|latest| point(&latest.last)).collect();
