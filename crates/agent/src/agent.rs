@@ -276,7 +276,7 @@ impl Agent {
     async fn pass_online(&mut self) -> Result<(), WireError> {
         // First: what is not ours any more has nothing to report.
         self.executor.renew_leases(&self.env).await?;
-        reporter::forward_logs(&self.env, self.executor.entries().collect()).await?;
+        self.reporter.forward_logs(&self.env, self.executor.entries().collect()).await?;
         self.reporter.deliver(&self.env).await?;
         self.executor.handle_aborts(&self.env).await?;
         for lease in self.claims.unsettled() {

@@ -134,6 +134,8 @@ pub struct AgentConfig {
     pub privileges: Privileges,
     /// The Unix user that tasks run as.
     pub task_user: TaskUserPolicy,
+    /// Output of a run in bytes that the server gets, besides its end.
+    pub output_limit_bytes: u64,
     /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
     pub mig: Option<GpuList>,
     /// The handling of MIG instances that others have created.
@@ -185,6 +187,7 @@ impl AgentConfig {
             wish: BackendChoice::Auto,
             privileges: Privileges::default(),
             task_user: TaskUserPolicy::default(),
+            output_limit_bytes: 128 << 20,
             mig: None,
             mig_adopt: Adopt::default(),
             whole_gpu: WholeGpu::default(),

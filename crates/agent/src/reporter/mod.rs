@@ -4,6 +4,7 @@
 mod children;
 mod load;
 mod logs;
+mod output_limit;
 mod results;
 
 use std::collections::BTreeMap;
@@ -23,8 +24,6 @@ use crate::queues::{Served, spec_text};
 use crate::view;
 use load::Load;
 
-pub(crate) use results::forward_logs;
-
 /// ClearML's own interval.
 const STATUS_EVERY: Duration = Duration::from_secs(30);
 /// People look at this one.
@@ -36,6 +35,8 @@ pub(crate) struct Reporter {
     ended: Tasks<Entry>,
     /// Not all output of the tasks that have ended is sent.
     behind: bool,
+    /// How many pieces of output of running tasks were looked for: the next task is the one after the last.
+    forwarded: usize,
     status_at: Option<Instant>,
     node_at: Option<Instant>,
     load: Load,

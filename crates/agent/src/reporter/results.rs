@@ -9,6 +9,7 @@ use cantle_clearml::{ABORTED, DONE, WireError, accept_refusal, tasks};
 use cantle_node::clock::now_ms;
 use tokio::time::Instant;
 
+use super::output_limit::{self, Place};
 use super::{Reporter, children, logs};
 use crate::entry::Entry;
 use crate::environment::Environment;
@@ -46,15 +47,27 @@ fn report_of(exit: &Outcome, stop: Option<&Stop>) -> Report {
     }
 }
 
-/// Sends on what these tasks print: they run, or wait for their image.
-pub(crate) async fn forward_logs(env: &Environment, busy: Vec<&Entry>) -> Result<(), WireError> {
-    for entry in busy {
-        forward_piece(env, entry, false).await?;
-    }
-    Ok(())
-}
-
 impl Reporter {
+    /// Sends on what these tasks print: they run, or wait for their image. In [`OUTPUT_TIME`] that may be a piece of some of them; the
+    /// others are next.
+    pub(crate) async fn forward_logs(
+        &mut self,
+        env: &Environment,
+        mut busy: Vec<&Entry>,
+    ) -> Result<(), WireError> {
+        let until = Instant::now() + OUTPUT_TIME;
+        let first = self.forwarded.checked_rem(busy.len()).unwrap_or(0);
+        busy.rotate_left(first);
+        for entry in busy {
+            forward_piece(env, entry, false).await?;
+            self.forwarded = self.forwarded.wrapping_add(1);
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Tells the server about every task that has ended; what it knows is forgotten here. A task with more output than can be sent in
     /// [`OUTPUT_TIME`] is told about later ([`Reporter::is_behind`]): meanwhile other tasks start, are stopped and end.
     pub(crate) async fn deliver(&mut self, env: &Environment) -> Result<(), WireError> {
@@ -104,7 +117,14 @@ async fn forward_rest(env: &Environment, entry: &Entry, until: Instant) -> Resul
 /// A piece of one task's output from where the server has it; false if there was none.
 async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<bool, WireError> {
     let path = entry.dir.output_path();
-    let piece = match logs::next_piece(&path, entry.sent_bytes(), ended) {
+    let all_bytes = std::fs::metadata(&path).map_or(0, |output| output.len());
+    let (sent_bytes, limit_bytes) = (entry.sent_bytes(), env.config.output_limit_bytes);
+    let Some(Place { from_bytes, note }) = output_limit::place(all_bytes, sent_bytes, limit_bytes, ended)
+    else {
+        output_limit::free_left_out(&path, all_bytes);
+        return Ok(false);
+    };
+    let piece = match logs::next_piece(&path, from_bytes, ended) {
         Ok(Some(piece)) => piece,
         Ok(None) => return Ok(false),
         Err(error) => {
@@ -118,16 +138,20 @@ async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<
         let event = ReportedEvent::log(task, worker, now_ms(), text);
         if is_cantle { event.of_run(&entry.job.lease.0) } else { event }
     };
-    let events: Vec<ReportedEvent> = piece.texts.into_iter().map(event).collect();
+    let end_bytes = piece.end_bytes;
+    let limit_note = output_limit::note_at_limit(sent_bytes, end_bytes, limit_bytes).filter(|_| !ended);
+    let texts = note.into_iter().chain(piece.texts).chain(limit_note);
+    let events: Vec<ReportedEvent> = texts.map(event).collect();
     match env.server.add_batch(&events).await {
         // The server may refuse a part (a deleted task's log); sending it again would not help.
         Ok(_) => {}
         Err(error) if error.is_temporary() => return Err(error),
         Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
     }
-    if let Err(error) = entry.set_sent_bytes(piece.end_bytes) {
+    if let Err(error) = entry.set_sent_bytes(end_bytes) {
         tracing::warn!(%error, "a piece of log may be sent twice after a restart of the agent");
     }
+    output_limit::free_sent(&path, sent_bytes, end_bytes);
     Ok(true)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cantle_agent::{AgentConfig, AgentError, AllocationMode, Hosts, SdkDirectories};
 use cantle_driver::Installation;
-use cantle_model::{GpuList, QueueSpec, QueueWant};
+use cantle_model::{Bytes, GpuList, QueueSpec, QueueWant};
 use cantle_node::{Adopt, Watch, WholeGpu};
 use clap::{Args, ValueEnum};
 use tokio::task::JoinError;
@@ -50,6 +50,9 @@ pub(super) struct ServeArgs {
     privileges: PrivilegeArgs,
     #[command(flatten)]
     task_user: TaskUserArgs,
+    /// Output of a run that is sent to the server, for example 512Mi; of what comes after it, only the last 1 MiB is sent
+    #[arg(long, value_name = "AMOUNT", value_parser = values::bytes, default_value = "128Mi")]
+    output_limit: Bytes,
     /// Seconds between two polls of the queues
     #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     polling_interval: f64,
@@ -150,6 +153,7 @@ pub(super) fn agent_config(
     config.watch = serve.watchdog;
     config.privileges = serve.privileges.privileges();
     config.task_user = serve.task_user.policy()?;
+    config.output_limit_bytes = serve.output_limit.0;
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     serve.privileges.check(config.docker.is_some())?;
