@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import deaths
 import disks
+import starts
 
 RUN, E2E, MIG = "cantle-agent/node: ", "tests/e2e/test_", "tests/e2e/test_mig.py::"
 SHIPPED = "tests/e2e/test_mig_as_shipped.py::"
@@ -40,6 +41,7 @@ FAULTS = (
         "`kill -9` of the agent between the start and its record",
         "the task is adopted and not started again",
         deaths.killed_between_start_and_record,
+        starts.supervisors_killed,
         short=True,
     ),
     fault(4, "`kill -9` of a task's first process", "its slice is free soon (1 s on a quiet machine), its exit is recorded, siblings continue", deaths.killed_task, short=True),
@@ -162,6 +164,8 @@ FAULTS = (
         "disk full: the node's, and the server's at every write",
         "a clear refusal, running tasks continue, all works again when there is space",
         disks.full_disk,
+        starts.full_disk_at_the_end,
+        starts.no_room_for_a_start,
         "cantle-server/faults: a_disk_that_fails_at_any_write_stops_nobody_for_good",
         short=True,
     ),

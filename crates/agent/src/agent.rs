@@ -309,7 +309,7 @@ impl Agent {
 
     /// Starts the tasks that can start now, and requests the stop of others for those that could start then.
     async fn start_waiting(&mut self) -> Result<(), WireError> {
-        if self.driver_replaced {
+        if self.driver_replaced || self.executor.is_full() {
             return Ok(());
         }
         let fleet = fleet::read_fleet(&self.env).await?;

@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) job: TaskRecord,
     /// Why it is being stopped.
     pub(crate) stop: Option<Stop>,
+    /// How it ended, as far as this agent knows.
+    pub(crate) outcome: Option<Outcome>,
     /// How much of its output the server has, as far as this agent knows.
     sent_bytes: AtomicU64,
 }
@@ -31,7 +33,7 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(dir: TaskFiles, job: TaskRecord, stop: Option<Stop>) -> Self {
         let sent_bytes = AtomicU64::new(dir.sent_bytes());
-        Self { dir, job, stop, sent_bytes }
+        Self { dir, job, stop, outcome: None, sent_bytes }
     }
 
     /// How much of its output the server has. On a full disk the file does not know, and what was sent must not be sent forever.

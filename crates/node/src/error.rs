@@ -172,6 +172,16 @@ pub enum NodeError {
 }
 
 impl NodeError {
+    /// Is it the machine that has no room: too many processes or open files, a full disk or memory? Then nothing is wrong with the task.
+    #[must_use]
+    pub fn is_out_of_room(&self) -> bool {
+        match self {
+            Self::Start(error) => error.is_out_of_room(),
+            Self::File(error) => error.is_out_of_room(),
+            _ => false,
+        }
+    }
+
     /// `error` at `path`.
     #[must_use]
     pub fn file(path: &Path, error: io::Error) -> Self {

@@ -41,7 +41,7 @@ pub fn start_attached(spec: &TaskSpec) -> Result<RunningTask, StartError> {
         (Group::Own, FromTerminal::Forwarded)
     };
     let signals = signals::for_task(from_terminal).map_err(|why| StartError::setup("signals", why))?;
-    let spawned = spawn(spec, Stdio3::Inherit, group)?;
+    let spawned = spawn(spec, Stdio3::Inherit, group, |_, _| Ok(()))?;
     let scope = spawned.scope;
     let (sender, ended) = oneshot::channel();
     let (waiting, reports, accounting) = (scope.clone(), spawned.reports, spawned.accounting);

@@ -81,8 +81,15 @@ pub async fn start_detached(
         let read = BufReader::new(out).read_line(&mut line).await;
         read.map_err(|why| StartError::setup("read the supervisor's report", why))?;
     }
-    let report: Report = serde_json::from_str(&line)
-        .map_err(|_| StartError::setup("supervisor", "it ended without a report"))?;
+    let Ok(report) = serde_json::from_str::<Report>(&line) else {
+        // It was killed. If it has started the task, its processes are found by the directory.
+        let _ = child.wait().await;
+        return adopt(directory).ok_or_else(|| StartError::Setup {
+            what: "supervisor".to_owned(),
+            why: "it was killed before it started the task".to_owned(),
+            is_out_of_room: true,
+        });
+    };
     let state = match report.into_state() {
         Ok(state) => state,
         Err(error) => {

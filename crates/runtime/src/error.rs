@@ -1,6 +1,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use nix::errno::Errno;
+
+use crate::files::FileError;
 use crate::{AdmissionError, EngineError};
 
 /// Why a task did not start. [`StartError::exit_code`] gives docker's code for it.
@@ -55,6 +58,8 @@ pub enum StartError {
         message: String,
         /// The exit code that goes with it.
         exit_code: u8,
+        /// See [`StartError::is_out_of_room`].
+        is_out_of_room: bool,
     },
     /// The container's options are refused.
     #[error(transparent)]
@@ -69,7 +74,41 @@ pub enum StartError {
         what: String,
         /// The fault.
         why: String,
+        /// See [`StartError::is_out_of_room`].
+        is_out_of_room: bool,
     },
+}
+
+/// Why a step failed.
+pub(crate) trait Why: ToString {
+    /// The machine has no room for more.
+    fn is_out_of_room(&self) -> bool {
+        false
+    }
+}
+
+impl Why for &str {}
+impl Why for String {}
+
+impl Why for io::Error {
+    fn is_out_of_room(&self) -> bool {
+        self.raw_os_error().is_some_and(|errno| Errno::from_raw(errno).is_out_of_room())
+    }
+}
+
+impl Why for Errno {
+    fn is_out_of_room(&self) -> bool {
+        matches!(
+            self,
+            Self::EAGAIN | Self::EDQUOT | Self::EMFILE | Self::ENFILE | Self::ENOMEM | Self::ENOSPC
+        )
+    }
+}
+
+impl Why for FileError {
+    fn is_out_of_room(&self) -> bool {
+        self.source.is_out_of_room()
+    }
 }
 
 /// The first paths, and how many there are besides.
@@ -88,8 +127,19 @@ fn of_user(user: Option<&str>) -> String {
 }
 
 impl StartError {
-    pub(crate) fn setup(what: impl Into<String>, why: impl ToString) -> Self {
-        Self::Setup { what: what.into(), why: why.to_string() }
+    pub(crate) fn setup(what: impl Into<String>, why: impl Why) -> Self {
+        Self::Setup { what: what.into(), is_out_of_room: why.is_out_of_room(), why: why.to_string() }
+    }
+
+    /// Is it the machine that has no room: too many processes or open files, a full disk or memory? Nothing is wrong with the task, and it
+    /// may start later, or elsewhere.
+    #[must_use]
+    pub fn is_out_of_room(&self) -> bool {
+        match self {
+            Self::NotExecutable { why, .. } => why.is_out_of_room(),
+            Self::Setup { is_out_of_room, .. } | Self::Supervisor { is_out_of_room, .. } => *is_out_of_room,
+            _ => false,
+        }
     }
 
     /// The remedies.

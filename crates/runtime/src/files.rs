@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::error::Why as _;
+
 /// A file may hold a task's variables, and keys among them.
 const OWNER_ONLY: u32 = 0o600;
 const EVERYBODY_READS: u32 = 0o644;
@@ -41,6 +43,12 @@ impl FileError {
     #[must_use]
     pub fn new(path: &Path, source: io::Error) -> Self {
         Self { path: path.to_owned(), source }
+    }
+
+    /// Is it the machine that has no room: a full disk, or too many open files?
+    #[must_use]
+    pub fn is_out_of_room(&self) -> bool {
+        self.source.is_out_of_room()
     }
 }
 

@@ -7,8 +7,9 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 
@@ -21,6 +22,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, close, pipe2};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Why as _;
 use crate::sandbox::Inside;
 use crate::{Exit, StartError, TaskUser};
 
@@ -37,6 +39,8 @@ const SETTINGS: &str = "CLEARML_CONFIG_FILE";
 pub(crate) struct Orders {
     /// Number of the descriptor that it reports to.
     pub(crate) report: i32,
+    /// Number of the descriptor from which it learns that it may start the task.
+    pub(crate) go: i32,
     /// The control group to enter.
     pub(crate) door: Option<PathBuf>,
     /// What it does in the task's namespaces, if it has them.
@@ -58,7 +62,13 @@ enum Report {
     NotExecutable { errno: i32 },
     Namespace { why: String },
     Directory { why: String },
-    Setup { what: String, why: String },
+    Setup { what: String, why: String, is_out_of_room: bool },
+}
+
+impl Report {
+    fn setup(what: impl Into<String>, why: &io::Error) -> Self {
+        Self::Setup { what: what.into(), why: why.to_string(), is_out_of_room: why.is_out_of_room() }
+    }
 }
 
 /// The supervisor's end of the reports.
@@ -92,7 +102,9 @@ impl Reports {
                 let user = user.map(|user| user.name().to_owned());
                 Err(StartError::Directory { directory: directory.to_owned(), user, why })
             }
-            Some(Report::Setup { what, why }) => Err(StartError::Setup { what, why }),
+            Some(Report::Setup { what, why, is_out_of_room }) => {
+                Err(StartError::Setup { what, why, is_out_of_room })
+            }
             Some(Report::Ended(_)) | None => {
                 Err(StartError::setup("first process", "it ended without a report"))
             }
@@ -114,6 +126,24 @@ impl Reports {
     }
 }
 
+/// The supervisor's word that the task may start: its processes can be found from now on. If the supervisor ends before, the task does
+/// not start.
+#[derive(Debug)]
+pub(crate) struct Go(File);
+
+impl Go {
+    /// The other end, as its number, stays open for the first process.
+    pub(crate) fn pipe() -> io::Result<(Self, OwnedFd)> {
+        let (theirs, ours) = pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok((Self(File::from(ours)), theirs))
+    }
+
+    pub(crate) fn say(mut self) -> io::Result<()> {
+        self.0.write_all(b"go")
+    }
+}
+
 impl Orders {
     /// The program that carries them out and then starts `argv`.
     pub(crate) fn command(&self, argv: &[OsString]) -> io::Result<Command> {
@@ -128,13 +158,14 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
     let [orders, program, args @ ..] = args else { return ExitCode::from(2) };
     let orders = orders.to_str().and_then(|text| serde_json::from_str::<Orders>(text).ok());
     let Some(orders) = orders else { return ExitCode::from(2) };
-    let path = format!("/proc/self/fd/{}", orders.report);
-    let Ok(mut report) = OpenOptions::new().write(true).open(path) else { return ExitCode::from(2) };
-    // The task inherits what is open without O_CLOEXEC.
-    let _ = close(orders.report);
+    let (Ok(mut report), Ok(go)) =
+        (reopen(orders.report, File::options().write(true)), reopen(orders.go, File::options().read(true)))
+    else {
+        return ExitCode::from(2);
+    };
     let mut command = Command::new(program);
     command.args(args);
-    let started = orders.prepare().and_then(|()| orders.start(command));
+    let started = orders.prepare().and_then(|()| wait_for(go)).and_then(|()| orders.start(command));
     // Outside of a pid namespace the terminal's signals are for the task.
     let _ = SigSet::all().thread_block();
     match started {
@@ -148,6 +179,22 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The end of a pipe that the supervisor left open, so that the task does not inherit it.
+fn reopen(number: i32, options: &mut OpenOptions) -> io::Result<File> {
+    // Without waiting for a supervisor that was killed.
+    let path = format!("/proc/self/fd/{number}");
+    let file = options.custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
+    let _ = close(number);
+    Ok(file)
+}
+
+/// Until the supervisor has written down where the task is found.
+fn wait_for(mut go: File) -> Result<(), Report> {
+    let mut word = [0; 2];
+    go.read_exact(&mut word).map_err(|why| Report::setup("wait for the supervisor", &why))
 }
 
 /// The supervisor may have been killed. The task continues nevertheless.
@@ -176,13 +223,16 @@ impl Orders {
     fn prepare(&self) -> Result<(), Report> {
         let setup = |what: &str| {
             let what = what.to_owned();
-            move |why: io::Error| Report::Setup { what, why: why.to_string() }
+            move |why: io::Error| Report::setup(what, &why)
         };
         if let Some(door) = &self.door {
             fs::write(door, "0").map_err(setup("enter the task's control group"))?;
         }
         if let Some(inside) = &self.inside {
-            inside.close().map_err(|why| Report::Namespace { why: why.to_string() })?;
+            inside.close().map_err(|why| match why.cause() {
+                cause if cause.is_out_of_room() => Report::setup("close the sandbox", cause),
+                _ => Report::Namespace { why: why.to_string() },
+            })?;
         }
         // Process 1 of a pid namespace is that by itself.
         set_child_subreaper(true).map_err(io::Error::from).map_err(setup("adopt the task's orphans"))?;
@@ -203,9 +253,7 @@ impl Orders {
             }
             self.start_here(command)
         });
-        started.unwrap_or_else(|why| {
-            Err(Report::Setup { what: format!("become user {}", user.name()), why: why.to_string() })
-        })
+        started.unwrap_or_else(|why| Err(Report::setup(format!("become user {}", user.name()), &why)))
     }
 
     fn start_here(&self, mut command: Command) -> Result<Child, Report> {

@@ -13,7 +13,8 @@ use cantle_model::Holder;
 use nix::fcntl::OFlag;
 
 use crate::cgroup::Cgroup;
-use crate::first::{Orders, Reports};
+use crate::error::Why as _;
+use crate::first::{Go, Orders, Reports};
 use crate::processes::{FileId, Scope, child_of, pid_of};
 use crate::sandbox::{self, Inside};
 use crate::{
@@ -65,8 +66,14 @@ impl Accounting {
     }
 }
 
-/// Starts the task's first process behind the strongest backend that is possible and allowed.
-pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
+/// Starts the task behind the strongest backend that is possible and allowed. `record` writes down where its processes are found, before
+/// its first instruction; without that, it does not start.
+pub(crate) fn spawn(
+    spec: &TaskSpec,
+    stdio: Stdio3,
+    group: Group,
+    record: impl FnOnce(&Scope, &Backend) -> Result<(), StartError>,
+) -> Result<Spawned, StartError> {
     if spec.argv.is_empty() {
         return Err(StartError::NoCommand);
     }
@@ -83,7 +90,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     } else {
         spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
     };
-    let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone(), accounting));
+    let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone(), accounting, record));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
         cgroup.remove();
     }
@@ -143,6 +150,11 @@ fn spawn_in_sandbox(
             let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
             spawn_first(spec, cgroup, directory, backend, None, stdio, group)
         }
+        Err((why, _)) if why.cause().is_out_of_room() => Err(StartError::Setup {
+            what: "make the sandbox".to_owned(),
+            why: why.to_string(),
+            is_out_of_room: true,
+        }),
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
     }
 }
@@ -150,6 +162,7 @@ fn spawn_in_sandbox(
 /// A first process of cantle's, which enters the task's control group, gives up privileges and starts the task.
 struct FirstProcess {
     pid: u32,
+    go: Go,
     reports: Reports,
     backend: Backend,
     is_apart: bool,
@@ -167,8 +180,10 @@ fn spawn_first(
     let setup = |what: &'static str| move |why: io::Error| StartError::setup(what, why);
     let is_apart = inside.is_some();
     let (reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
+    let (go, awaited) = Go::pipe().map_err(setup("pipe"))?;
     let orders = Orders {
         report: theirs.as_raw_fd(),
+        go: awaited.as_raw_fd(),
         door: cgroup.map(Cgroup::door),
         inside,
         no_new_privileges: spec.confinement.privileges == Privileges::NoNew,
@@ -179,7 +194,7 @@ fn spawn_first(
     let surroundings = Surroundings { backend: &backend, enters: false };
     let first = execute(command, spec, surroundings, stdio, group)?;
     let first = first.map_err(setup("start the first process"))?;
-    Ok(FirstProcess { pid: first.id(), reports, backend, is_apart })
+    Ok(FirstProcess { pid: first.id(), go, reports, backend, is_apart })
 }
 
 impl FirstProcess {
@@ -190,17 +205,22 @@ impl FirstProcess {
         directory: &Path,
         cgroup: Option<Cgroup>,
         accounting: Accounting,
+        record: impl FnOnce(&Scope, &Backend) -> Result<(), StartError>,
     ) -> Result<Spawned, StartError> {
         let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let root = or_nobody(self.pid);
-        if let Err(error) = self.reports.started(&program.unwrap_or_default(), directory, spec.user.as_ref())
-        {
+        let usage = self.is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
+        let scope = Scope { cgroup, ..Scope::below(root, root, usage) };
+        let (go, reports, user) = (self.go, &mut self.reports, spec.user.as_ref());
+        let started = record(&scope, &self.backend).and_then(|()| {
+            go.say().map_err(|why| StartError::setup("first process", why))?;
+            reports.started(&program.unwrap_or_default(), directory, user)
+        });
+        if let Err(error) = started {
             let _ = nix::sys::wait::waitpid(pid_of(&root), None);
             return Err(error);
         }
-        let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
-        let usage = self.is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
-        let scope = Scope { cgroup, ..Scope::below(root, leader, usage) };
+        let scope = Scope { leader: child_of(&root).unwrap_or(root), ..scope };
         Ok(Spawned { scope, backend: self.backend, reports: Some(self.reports), accounting })
     }
 }

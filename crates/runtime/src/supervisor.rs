@@ -21,7 +21,7 @@ use crate::first::{FIRST, Reports, first_main};
 use crate::processes::{Scope, pid_of};
 use crate::spawn::{Accounting, Group, Stdio3, spawn};
 use crate::task_directory::TaskState;
-use crate::{Exit, StartError, TaskDirectory};
+use crate::{Backend, Exit, StartError, TaskDirectory};
 
 /// Time between SIGTERM and SIGKILL for the processes that a task's first process leaves behind.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
@@ -34,18 +34,23 @@ pub(crate) enum Report {
     Failed {
         message: String,
         exit_code: u8,
+        #[serde(default)]
+        is_out_of_room: bool,
     },
 }
 
 impl Report {
     fn failed(error: &StartError) -> Self {
-        Self::Failed { message: error.to_string(), exit_code: error.exit_code() }
+        let (message, exit_code) = (error.to_string(), error.exit_code());
+        Self::Failed { message, exit_code, is_out_of_room: error.is_out_of_room() }
     }
 
     pub(crate) fn into_state(self) -> Result<TaskState, StartError> {
         match self {
             Self::Started(state) => Ok(state),
-            Self::Failed { message, exit_code } => Err(StartError::Supervisor { message, exit_code }),
+            Self::Failed { message, exit_code, is_out_of_room } => {
+                Err(StartError::Supervisor { message, exit_code, is_out_of_room })
+            }
         }
     }
 }
@@ -148,10 +153,22 @@ fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
         let (uid, gid) = user.owner();
         fchown(&output, uid, gid).map_err(|why| StartError::setup("output file", why))?;
     }
-    let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
+    let state = |scope: &Scope, backend: &Backend| TaskState {
+        scope: scope.clone(),
+        backend: backend.clone(),
+        container: None,
+        head_len: 0,
+    };
+    // Before the task's first instruction: whoever comes after a kill finds its processes.
+    let record = |scope: &Scope, backend: &Backend| {
+        directory.write_state(&state(scope, backend)).map_err(|why| StartError::setup("write state", why))
+    };
+    let spawned =
+        spawn(&spec, Stdio3::Log(output), Group::Own, record).inspect_err(|_| directory.forget_state())?;
     let scope = spawned.scope;
-    let state = TaskState { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
-    directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
+    let state = state(&scope, &spawned.backend);
+    // With the task's own pid. On a disk that is full by now the first record is enough.
+    let _ = directory.write_state(&state);
     // The agent may have been killed meanwhile. The task runs nevertheless, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
     Ok(Supervised { scope, reports: spawned.reports, _accounting: spawned.accounting, _lock: lock })

@@ -3,11 +3,12 @@
 //! ```text
 //! lock         locked by the task's supervisor as long as it lives, or by the guard of its container
 //! task.json    what is to be started, with the task's variables
-//! state.json   processes and backend, once started
+//! state.json   processes and backend, written before the task's first instruction
 //! output.log   stdout and stderr
 //! exit.json    how it ended, once nothing of it is left
 //! fence.json   until when it may run, renewed by its owner ([`Fence`])
 //! fenced       it was ended because of that
+//! reserve      the space of `exit.json`, for a disk that is full at the end
 //! ```
 //!
 //! A task in a container has no `task.json`: the engine is its supervisor. It has a `lock` once it has a guard, which ends it at its fence
@@ -27,6 +28,10 @@
 //! any more, take the lock and remove `task.json` while holding it ([`TaskDirectory::disarm`]): a supervisor that comes
 //! later finds nothing to start.
 //!
+//! `state.json` is written between the start of the task's first process, which is cantle's own, and the start of the task. If the supervisor
+//! is killed in between, the first process ends, and the task does not start. So a directory without `state.json` has no process, and a
+//! task with one is never taken for a task that has not started.
+//!
 //! # What survives what
 //!
 //! All of it survives the death of any process. `exit.json` survives a loss of power too, and so does the `state.json` by
@@ -34,7 +39,7 @@
 //! is not synced to disk, because a loss of power ends the task as well.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -51,6 +56,9 @@ const OUTPUT: &str = "output.log";
 const EXIT: &str = "exit.json";
 const FENCE: &str = "fence.json";
 const FENCED: &str = "fenced";
+const RESERVE: &str = "reserve";
+/// Enough for a small file and its name on any file system.
+const RESERVE_BYTES: usize = 16 << 10;
 
 /// The directory of one task.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +86,7 @@ pub(crate) struct ContainerRef {
 
 impl TaskDirectory {
     /// The names that belong to the runtime.
-    pub const FILES: [&str; 7] = [LOCK, TASK, STATE, OUTPUT, EXIT, FENCE, FENCED];
+    pub const FILES: [&str; 8] = [LOCK, TASK, STATE, OUTPUT, EXIT, FENCE, FENCED, RESERVE];
 
     /// The directory at `path`, which need not exist.
     #[must_use]
@@ -186,11 +194,18 @@ impl TaskDirectory {
     /// taken for this one's.
     pub(crate) fn prepare(&self) -> Result<(), FileError> {
         Self::create(&self.0)?;
-        [STATE, EXIT, OUTPUT, FENCE, FENCED].iter().try_for_each(|old| files::remove(&self.0.join(old)))
+        [STATE, EXIT, OUTPUT, FENCE, FENCED].iter().try_for_each(|old| files::remove(&self.0.join(old)))?;
+        self.reserve()
     }
 
     pub(crate) fn write_spec(&self, spec: &TaskSpec) -> Result<(), FileError> {
         files::write_json(&self.0.join(TASK), spec, Durability::Crash)
+    }
+
+    /// Nothing of the task is left, and it was not started.
+    pub(crate) fn forget_state(&self) {
+        // If it stays, the task counts as one that has ended unobserved.
+        let _ = files::remove(&self.0.join(STATE));
     }
 
     pub(crate) fn read_spec(&self) -> Result<TaskSpec, FileError> {
@@ -207,8 +222,18 @@ impl TaskDirectory {
         files::read_json(&self.0.join(STATE)).ok().flatten()
     }
 
+    /// Takes the space that the end of the task will need.
+    fn reserve(&self) -> Result<(), FileError> {
+        let path = self.0.join(RESERVE);
+        let made = File::create(&path).and_then(|mut file| file.write_all(&[0; RESERVE_BYTES]));
+        made.map_err(|why| FileError::new(&path, why))
+    }
+
     pub(crate) fn write_exit(&self, exit: Exit) -> io::Result<()> {
-        self.write_exit_to(&Kernel, exit)
+        self.write_exit_to(&Kernel, exit).or_else(|_| {
+            files::remove(&self.0.join(RESERVE)).map_err(|why| why.source)?;
+            self.write_exit_to(&Kernel, exit)
+        })
     }
 
     fn write_exit_to(&self, files: &impl FileSystem, exit: Exit) -> io::Result<()> {

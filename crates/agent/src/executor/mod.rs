@@ -9,6 +9,7 @@ mod sentry;
 mod stop_requests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_model::LeaseId;
 use cantle_node::{Finding, NodeError};
@@ -26,6 +27,9 @@ use run::Run;
 use sentry::Sentry;
 
 pub use stop_requests::AbortCommand;
+
+/// How long a node without room for a task starts none.
+const FULL_FOR: Duration = Duration::from_secs(5);
 
 /// The result of a step that runs outside the loop.
 pub(crate) enum Update {
@@ -68,13 +72,23 @@ pub(crate) struct Executor {
     described_at: Option<Instant>,
     /// When the leases were last renewed.
     renewed_at: Option<Instant>,
+    /// Until then no task is started: the node had no room for one.
+    full_until: Option<Instant>,
 }
 
 impl Executor {
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
         let sentry = Sentry::start(env, sender.clone());
-        Self { tasks: Tasks::default(), updates, sender, sentry, described_at: None, renewed_at: None }
+        Self {
+            tasks: Tasks::default(),
+            updates,
+            sender,
+            sentry,
+            described_at: None,
+            renewed_at: None,
+            full_until: None,
+        }
     }
 
     /// Takes a task over from the claims.
@@ -132,6 +146,11 @@ impl Executor {
                 Err(error @ NodeError::PlacementLost { .. }) => {
                     Some(Departure::Returned(found.remove().into_entry(), error.to_string()))
                 }
+                Err(error) if error.is_out_of_room() => {
+                    self.full_until = Some(Instant::now() + FULL_FOR);
+                    let why = format!("this node has no room to start it: {error}");
+                    Some(Departure::Returned(found.remove().into_entry(), why))
+                }
                 Err(error) => Some(Departure::Ended(found.remove().not_started(env, &error))),
             },
             Update::PreStopEnded(how) => {
@@ -147,6 +166,11 @@ impl Executor {
                 Some(Departure::Ended(found.remove().ended(env, exit)))
             }
         }
+    }
+
+    /// Had the node no room for a task a moment ago?
+    pub(crate) fn is_full(&self) -> bool {
+        self.full_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Are there tasks that have processes, or will have in a moment?

@@ -202,15 +202,17 @@ impl Run {
 
     /// Writes down how it ended, then frees its slice.
     fn settle(self, env: &Environment, outcome: &Outcome) -> Entry {
-        let Self { entry, refusals, .. } = self;
+        let Self { mut entry, refusals, .. } = self;
         let refused = refusals.and_then(|mut refusals| {
             let line = refusals.final_report(&entry.job.slices, &env.gpus, Vec::new);
             env.meter.refused(&entry.job.slices, &refusals.take_counts());
             line
         });
         if let Err(error) = entry.dir.set_outcome(outcome) {
+            // On a full disk. The next agent would find the end of its process, which has space of its own.
             tracing::error!(%error, "the result of a task is not on disk");
         }
+        entry.outcome = Some(outcome.clone());
         if let Some(line) = refused {
             env.note_in_task_log("refuse", &entry, &line);
         }

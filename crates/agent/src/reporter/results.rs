@@ -156,7 +156,8 @@ async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<
 }
 
 async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireError> {
-    let outcome = match entry.dir.outcome() {
+    let outcome = match entry.outcome.clone().map_or_else(|| entry.dir.outcome(), |outcome| Ok(Some(outcome)))
+    {
         Ok(outcome) => outcome.unwrap_or(Outcome { code: None, message: None }),
         Err(error) => Outcome { code: None, message: Some(error.to_string()) },
     };

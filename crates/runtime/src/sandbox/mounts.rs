@@ -21,6 +21,12 @@ impl SandboxError {
     }
 }
 
+impl SandboxError {
+    pub(crate) const fn cause(&self) -> &io::Error {
+        &self.why
+    }
+}
+
 impl std::fmt::Display for SandboxError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.step, self.why)
