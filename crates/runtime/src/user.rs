@@ -148,6 +148,8 @@ pub fn own_user() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -170,9 +172,11 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("secret"), "").unwrap();
-        let read = || std::fs::read(dir.path().join("secret")).is_ok();
-        assert!(!nobody.act(read).unwrap(), "the directory is root's");
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "").unwrap();
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let read = || std::fs::read(&secret).is_ok();
+        assert!(!nobody.act(read).unwrap(), "the file is root's");
         assert!(read());
         let program =
             || std::process::Command::new("sh").args(["-c", "id -u; id -g; id -G"]).output().unwrap();
