@@ -19,6 +19,9 @@ impl Cluster {
         let eligible = |class: usize| fits_model(class) && self.classes()[class].serves(demand.isolation);
         let gpus = || self.nodes().iter().flat_map(|node| &node.gpus).map(|gpu| gpu.class);
         if !gpus().any(fits_model) {
+            if demand.models.is_empty() {
+                return "there is no GPU on the nodes that it may use".to_owned();
+            }
             return format!("there is no GPU of model {}", demand.models.join(" or "));
         }
         let tables = || gpus().filter_map(|class| self.classes()[class].table.as_deref());
