@@ -14,7 +14,7 @@ pub enum KubeError {
     #[error("no cluster: {0}")]
     NoCluster(String),
     /// The API server, or the way to it.
-    #[error("Kubernetes API: {0}")]
+    #[error("Kubernetes API: {}", words(.0))]
     Api(#[from] Box<kube::Error>),
     /// A version that has not what cantle needs.
     #[error(
@@ -147,6 +147,14 @@ impl From<kube::Error> for KubeError {
 impl From<ObjectError> for KubeError {
     fn from(error: ObjectError) -> Self {
         Self::Object(error.0)
+    }
+}
+
+/// The API server's own sentence, where it has one.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => error.to_string(),
     }
 }
 
