@@ -25,6 +25,9 @@ pub(crate) struct Leader {
     held: Option<(Lease, Instant)>,
     /// Another replica's: its version, and since when it is that.
     seen: Option<(String, Instant)>,
+    /// The greatest version of the Lease that was ever seen.
+    newest: u64,
+    went_back: bool,
 }
 
 impl Leader {
@@ -35,7 +38,16 @@ impl Leader {
         identity: String,
         duration: Duration,
     ) -> Self {
-        Self { api: Api::namespaced(client, namespace), name, identity, duration, held: None, seen: None }
+        Self {
+            api: Api::namespaced(client, namespace),
+            name,
+            identity,
+            duration,
+            held: None,
+            seen: None,
+            newest: 0,
+            went_back: false,
+        }
     }
 
     /// Work only while this is true; it ends well before another replica may begin.
@@ -53,6 +65,21 @@ impl Leader {
         self.held.as_ref().is_some_and(|(_, at)| at.elapsed() >= self.pace())
     }
 
+    /// Has the Lease an older version than it had? Then the API server's state was restored from a backup, and watches wait for
+    /// versions of the future. It is asked once.
+    pub(crate) const fn went_back(&mut self) -> bool {
+        std::mem::replace(&mut self.went_back, false)
+    }
+
+    /// Takes note of a version. Those of one object only grow, as numbers (KEP-5504).
+    fn note(&mut self, lease: &Lease) {
+        let version = lease.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0);
+        if version < self.newest && version > 0 {
+            (self.went_back, self.held) = (true, None);
+        }
+        self.newest = version;
+    }
+
     /// Takes the Lease if it is free.
     pub(crate) async fn acquire(&mut self) -> Result<bool, KubeError> {
         let began = Instant::now();
@@ -64,6 +91,7 @@ impl Leader {
             }
             Err(error) => return Err(error.into()),
         };
+        self.note(&lease);
         let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
         if !holder.is_empty() && holder != self.identity && !self.has_run_out(&lease) {
             return Ok(false);
@@ -120,6 +148,7 @@ impl Leader {
         };
         match written {
             Ok(lease) => {
+                self.note(&lease);
                 self.held = Some((lease, began));
                 Ok(true)
             }

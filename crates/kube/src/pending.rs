@@ -4,7 +4,7 @@
 //! namespace keeps the gate ([`cantle_kube_model::gpu_quota`]), so no gate is removed before quotas are known.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,9 +71,20 @@ pub struct PendingSettings {
 
 /// Serves waiting pods until `stop` ends, and then lets another replica continue.
 pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop: impl Future<Output = ()>) {
+    let mut stop = pin!(stop);
+    while !serve(client.clone(), settings.clone(), stop.as_mut()).await {
+        tracing::warn!("the cluster's state was restored from a backup: reading all of it again");
+    }
+}
+
+/// The same; false if everything that was read has to be read again.
+async fn serve(
+    client: Client,
+    settings: PendingSettings,
+    mut stop: Pin<&mut impl Future<Output = ()>>,
+) -> bool {
     let PendingSettings { namespace, lease, identity, packs, preempts } = settings;
     let leader = Leader::new(client.clone(), &namespace, lease, identity.clone(), LEASE);
-    let mut stop = pin!(stop);
     let watched = loop {
         match Watched::begin(&client).await {
             Ok(watched) => break watched,
@@ -81,7 +92,7 @@ pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop
         }
         tokio::select! {
             () = sleep(RETRY) => {}
-            () = &mut stop => return,
+            () = &mut stop => return true,
         }
     };
     let mut background = JoinSet::new();
@@ -113,11 +124,17 @@ pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop
         tokio::select! {
             () = changed.notified() => sleep(SETTLE).await,
             _ = look.tick() => {}
-            () = &mut stop => return server.leave().await,
+            () = &mut stop => {
+                server.leave().await;
+                return true;
+            }
         }
         if let Err(error) = server.turn().await {
             tracing::warn!("waiting pods: {error}; trying again");
             sleep(RETRY).await;
+        }
+        if server.leader.went_back() {
+            return false;
         }
     }
 }
