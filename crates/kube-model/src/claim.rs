@@ -22,7 +22,7 @@ const ANY_MIB: u64 = 1 << 40;
 const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// kube-scheduler adds it before it allocates a claim. A claim that has it from the start costs one call less.
-const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Memory in MiB of shared GPUs, and how many have it.
 pub type GpuSizes = BTreeMap<u64, usize>;

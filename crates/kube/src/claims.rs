@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
-use cantle_kube_model::claim::{GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by};
+use cantle_kube_model::claim::{FINALIZER, GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by};
 use cantle_kube_model::names::KIND_SHARED;
 
 /// A claim that was created is seen after this at the latest, and one that was refused is tried again.
@@ -136,14 +137,36 @@ pub(crate) async fn delete(client: &Client, claim: Arc<ResourceClaim>) -> Result
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &namespace);
     let seen = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
     match api.delete(&name, &DeleteParams { preconditions: Some(seen), ..DeleteParams::default() }).await {
-        Ok(_) => {
-            tracing::info!("claim {namespace}/{name} is for other GPUs than there are; creating it again")
+        Ok(deleted) => {
+            tracing::info!("claim {namespace}/{name} is for other GPUs than there are; creating it again");
+            if let Some(left) = deleted.left() {
+                let_go(&api, &left).await?;
+            }
         }
         // It is another one by now.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
         Err(error) => return Err(error.into()),
     }
     Ok(())
+}
+
+/// Removes the finalizer of a claim that is being deleted, which the injector gave it. The controller manager does so too, for a few
+/// claims each second. kube-scheduler allocates no claim that is being deleted, and the version says that it has not done so before.
+async fn let_go(api: &Api<ResourceClaim>, claim: &ResourceClaim) -> Result<(), KubeError> {
+    let is_allocated = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+    if is_allocated || claim.metadata.finalizers.as_ref().is_none_or(Vec::is_empty) {
+        return Ok(());
+    }
+    let others: Vec<&String> =
+        claim.metadata.finalizers.iter().flatten().filter(|finalizer| *finalizer != FINALIZER).collect();
+    let patch =
+        json!({"metadata": {"finalizers": others, "resourceVersion": claim.metadata.resource_version}});
+    match api.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        // It is gone, or changes: the controller manager sees to it.
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 422) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
