@@ -21,7 +21,8 @@ class Injector:
         things = [thing for thing in rendered(values) if thing["metadata"]["name"].startswith(NAME)]
         self.things = [t for t in things if t["kind"] not in ("Deployment", "Service", "PodDisruptionBudget")]
         for webhook in next(t for t in things if t["kind"] == "MutatingWebhookConfiguration")["webhooks"]:
-            webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self.port}/mutate"}
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self.port}{path}"}
             # The most there is: the API server of a busy machine has no answer in the chart's five seconds, and refuses the pod.
             webhook["timeoutSeconds"] = 30
         self.flags = flags

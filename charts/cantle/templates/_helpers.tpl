@@ -85,3 +85,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- toJson $found }}
 {{- end }}
+
+{{- /* CEL: is this the name of a claim or template of the injector? */}}
+{{- define "cantle.reserved" -}}
+{{ . }}.matches('^cantle-(fraction|memory|whole|mig)-')
+{{- end }}
+
+{{- /* CEL: may this user do what cantle's own parts do? */}}
+{{- define "cantle.trusted" -}}
+{{- $account := printf "system:serviceaccount:%s:%%s" .Release.Namespace }}
+{{- $own := list (printf $account (include "cantle.webhook" .)) (printf $account (include "cantle.queues" .)) "system:kube-scheduler" }}
+{{- $users := concat $own .Values.webhook.trusted.users | uniq }}
+{{- $groups := concat (list "system:masters") .Values.webhook.trusted.groups | uniq -}}
+(request.userInfo.username in ['{{ join "', '" $users }}'] || request.userInfo.groups.exists(g, g in ['{{ join "', '" $groups }}']))
+{{- end }}

@@ -12,10 +12,13 @@ use k8s_openapi::{ClusterResourceScope, Metadata, Resource};
 use serde::{Deserialize, Serialize};
 
 use crate::ObjectExt as _;
+use crate::dra::devices::is_foreign;
 use crate::object::node_owner;
 
-/// The mode of a GPU that another device plugin has given to a pod.
+/// The mode of a GPU without slices that others use: processes outside of cantle, or a pod of another device plugin.
 const FOREIGN: &str = "foreign";
+/// Foreign use is shown in steps of this.
+const FOREIGN_STEP_BYTES: u64 = 256 << 20;
 /// The health of a GPU that answers.
 const HEALTHY: &str = "Healthy";
 /// The health of one that does not: the word of the taint that its devices get.
@@ -60,6 +63,8 @@ pub struct GpuObjectStatus {
     pub mode: String,
     /// What new slices can have of its memory, as a quantity.
     pub free: String,
+    /// What processes outside of slices hold of its memory, as a quantity.
+    pub foreign: String,
     /// The number of slices on it.
     pub slices: u32,
     /// `Healthy` or `Lost`.
@@ -146,14 +151,46 @@ fn is_as_wanted(there: &GpuObject, wanted: &GpuObject) -> bool {
 }
 
 fn status(offer: &Offer, slices: &[&Slice]) -> GpuObjectStatus {
-    let is_foreign = offer.foreign_bytes > 0 && slices.is_empty();
-    let mode = if is_foreign { FOREIGN } else { offer.mode(slices).word() };
+    let of = GpuUse::of(offer, slices);
     GpuObjectStatus {
-        mode: mode.to_owned(),
-        free: quantity(free_bytes(offer, slices)),
+        mode: of.mode.to_owned(),
+        free: quantity(of.free_bytes),
+        foreign: quantity(of.foreign_bytes),
         slices: u32::try_from(slices.len()).unwrap_or(u32::MAX),
         health: if offer.closed { LOST } else { HEALTHY }.to_owned(),
     }
+}
+
+/// What becomes of a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuUse {
+    /// `idle`, `shared`, `whole`, `mig` or `foreign`.
+    pub mode: &'static str,
+    /// Bytes that slices count.
+    pub allocated_bytes: u64,
+    /// Bytes that processes outside of slices hold, in steps of 256 MiB.
+    pub foreign_bytes: u64,
+    /// Bytes that new slices can have.
+    pub free_bytes: u64,
+}
+
+impl GpuUse {
+    /// Of a GPU with these slices.
+    #[must_use]
+    pub fn of(offer: &Offer, slices: &[&Slice]) -> Self {
+        let is_strangers = is_foreign(offer) && slices.is_empty();
+        Self {
+            mode: if is_strangers { FOREIGN } else { offer.mode(slices).word() },
+            allocated_bytes: slices.iter().map(|slice| counted_bytes(offer, slice)).sum(),
+            foreign_bytes: foreign_bytes(offer),
+            free_bytes: free_bytes(offer, slices),
+        }
+    }
+}
+
+/// In steps, so that a process that allocates does not have the object written every few seconds.
+fn foreign_bytes(offer: &Offer) -> u64 {
+    offer.foreign_bytes.next_multiple_of(FOREIGN_STEP_BYTES).min(offer.gpu.memory_bytes)
 }
 
 /// Memory that new slices can have: nothing of a GPU that takes none.
@@ -162,7 +199,7 @@ fn free_bytes(offer: &Offer, slices: &[&Slice]) -> u64 {
         return 0;
     }
     let counted: u64 = slices.iter().map(|slice| counted_bytes(offer, slice)).sum();
-    whole_granules(offer.gpu.memory_bytes.saturating_sub(counted).saturating_sub(offer.foreign_bytes))
+    whole_granules(offer.gpu.memory_bytes.saturating_sub(counted).saturating_sub(foreign_bytes(offer)))
 }
 
 /// As kube-scheduler counts it: a share with a compute share by the greater of the two (ADR 0029), a MIG instance by its
@@ -266,6 +303,19 @@ mod tests {
         let health: Vec<&str> = objects.iter().map(|object| object.status.health.as_str()).collect();
         assert_eq!(health, [LOST, HEALTHY]);
         assert_eq!(shown(&all, &[]), [row("idle", 0, 0), row("foreign", 0, 0)]);
+    }
+
+    #[test]
+    fn foreign_use_is_shown_and_not_free() {
+        let mut all = offers(3, false, false);
+        all[0].foreign_bytes = 20 * GIB + 1;
+        all[1].foreign_bytes = 20 * GIB;
+        all[2].foreign_bytes = 100 << 20;
+        let leases = [lease(vec![fraction("GPU-1", 5000)])];
+        let foreign: Vec<String> =
+            gpu_objects(&node("u"), &all, &leases).into_iter().map(|object| object.status.foreign).collect();
+        assert_eq!(foreign, ["20736Mi", "20480Mi", "256Mi"]);
+        assert_eq!(shown(&all, &leases), [row("foreign", 59, 0), row("shared", 20, 1), row("idle", 79, 0)]);
     }
 
     #[test]

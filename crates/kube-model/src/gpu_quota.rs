@@ -70,9 +70,19 @@ pub fn quotas(
     if all.is_empty() {
         return all;
     }
+    let mut seen = BTreeSet::new();
     for pod in pods.iter().map(Borrow::borrow).filter(|pod| is_using(pod, let_go)) {
         let Some(quotas) = all.get_mut(&pod.namespace().unwrap_or_default()) else { continue };
-        let counted = counted(view, pod);
+        // What its claims have, if that is more than the injector's one: the name of a slice is not all of it.
+        let counted = counted(view, pod).max(held(view, pod).unwrap_or(0));
+        quotas.iter_mut().for_each(|quota| quota.used += counted);
+        seen.extend(pod.uid());
+    }
+    // Allocated claims of pods without the injector's label, and those of no pod.
+    for holding in view.holdings.iter().filter(|holding| holding.by_claim && !seen.contains(&holding.pod)) {
+        let namespace = holding.name.split('/').next().unwrap_or_default();
+        let Some(quotas) = all.get_mut(namespace) else { continue };
+        let counted = parts_of(&holding.slices).unwrap_or(0);
         quotas.iter_mut().for_each(|quota| quota.used += counted);
     }
     all
@@ -212,6 +222,7 @@ pub fn gpus(parts: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cantle_model::GpuUuid;
     use serde_json::{Value, json};
 
     use super::*;
@@ -331,6 +342,55 @@ mod tests {
         let others =
             refusal(&records, &[quota("gpus", "1", "0")], "others", "d", &SliceName::Whole { gpus: 9 });
         assert_eq!(others, None, "it has no quota");
+    }
+
+    /// A label can be taken from a pod, and a user can write a claim: what was allocated counts.
+    #[test]
+    fn allocated_claims_count_without_a_label() {
+        let quotas = [quota("gpus", "1", "0")];
+        let waits = [share("waits", "0.500", "09")];
+        let held = |holdings: &[(&str, &str, u32)]| {
+            let slice = |milli| Slice {
+                gpu: GpuUuid("GPU-0".to_owned()),
+                milli: Milli(milli),
+                memory_limit_bytes: 1 << 30,
+                mig: None,
+            };
+            let holding = |(pod, name, milli): &(&str, &str, u32)| PodSlices {
+                node: "n".to_owned(),
+                pod: (*pod).to_owned(),
+                name: (*name).to_owned(),
+                slices: vec![slice(*milli)],
+                by_claim: true,
+            };
+            let view =
+                ClusterView { holdings: holdings.iter().map(holding).collect(), ..ClusterView::default() };
+            beyond(&view, &quotas, &waits, &BTreeSet::new()).into_values().next()
+        };
+        assert_eq!(held(&[]), None);
+        assert_eq!(held(&[("x", "others/x", 1000)]), None, "another namespace's");
+        let why = "needs 0.5 GPU; namespace team has 0.75 of the 1 that ResourceQuota gpus allows";
+        assert_eq!(held(&[("x", "team/x", 750)]).as_deref(), Some(why));
+        assert!(held(&[("", "team/nobody", 1000)]).is_some(), "of no pod");
+        // A claim that says that it is another pod's is not a part of that pod's slice.
+        let small = [free(share("small", "0.0625", "01"))];
+        let view = ClusterView {
+            holdings: vec![PodSlices {
+                node: "n".to_owned(),
+                pod: "small".to_owned(),
+                name: "team/small".to_owned(),
+                slices: vec![Slice {
+                    gpu: GpuUuid("GPU-0".to_owned()),
+                    milli: Milli(1000),
+                    memory_limit_bytes: 1 << 30,
+                    mig: None,
+                }],
+                by_claim: true,
+            }],
+            ..ClusterView::default()
+        };
+        let counted = super::quotas(&view, &quotas, &small, &BTreeSet::new());
+        assert_eq!(gpus(counted["team"][0].used), "1");
     }
 
     /// On the smallest GPU that can serve it; all of one where there is none.

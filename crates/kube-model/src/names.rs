@@ -29,6 +29,11 @@ pub const PARTITIONING_MIG: &str = "mig";
 /// Taint of the devices of a GPU that does not answer.
 pub const TAINT_LOST: &str = "gpu.cantle.dev/lost";
 
+/// Taint of the devices of a GPU of whose memory processes outside of slices hold more than [`FOREIGN_PART`].
+pub const TAINT_FOREIGN: &str = "gpu.cantle.dev/foreign";
+/// One of this many parts of a GPU's memory: as much as the smallest slice that ClearML's label names.
+pub const FOREIGN_PART: u64 = 16;
+
 /// The device class of whole GPUs.
 pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
 /// The device class of shares.

@@ -204,6 +204,13 @@ pub(crate) fn slice_of_claim_name(name: &str) -> Option<SliceName> {
     (unique.len() == UNIQUE_DIGITS && unique.bytes().all(is_digit)).then(|| slice.parse().ok())?
 }
 
+/// Does a claim or a template of this name belong to the injector? `webhook-policies.yaml` has the same expression.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    let kinds = ["fraction", "memory", "whole", "mig"];
+    let kind = name.strip_prefix("cantle-").and_then(|rest| rest.split_once('-')).map(|(kind, _)| kind);
+    kind.is_some_and(|kind| kinds.contains(&kind))
+}
+
 /// The profile of these tables that can be named so. A `+` in a profile's name can't be in the name of an object.
 pub fn profile_of<'a>(name: &str, tables: impl IntoIterator<Item = &'a Table>) -> Option<&'a str> {
     let resource = resource_of_profile(name);

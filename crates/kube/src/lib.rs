@@ -9,6 +9,7 @@ mod claims;
 pub mod classic;
 mod cluster;
 mod connect;
+mod door;
 pub mod dra;
 mod error;
 mod leader;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::door::Door;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -25,7 +26,7 @@ pub(crate) trait Observed: Send + Sync + 'static {
 
 /// Serves the endpoints of a component; if that fails, its work continues without them.
 pub(crate) async fn show(listener: TcpListener, part: Arc<impl Observed>) {
-    let served = async { axum::serve(tokio::net::TcpListener::from_std(listener)?, routes(part)).await };
+    let served = async { axum::serve(Door::new(listener, None)?, routes(part)).await };
     if let Err(error) = served.await {
         tracing::error!("metrics: {error}");
     }

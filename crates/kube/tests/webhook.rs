@@ -3,15 +3,21 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_kube::inject::Rules;
 use cantle_kube::{Certificates, WebhookSettings, listen, serve_webhook};
 use rcgen::{CertifiedKey, KeyPair, generate_simple_self_signed};
 use reqwest::{Certificate, Client, StatusCode};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -35,7 +41,11 @@ fn certificate(dir: &Path) -> Client {
 
 /// The controller of templates finds no cluster here; that must not keep the injector from answering.
 fn start(dir: &Path) -> Running {
-    let nowhere = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    start_at(dir, "http://127.0.0.1:1")
+}
+
+fn start_at(dir: &Path, api_server: &str) -> Running {
+    let nowhere = kube::Config::new(api_server.parse().unwrap());
     let (calls, observers) =
         (listen(([127, 0, 0, 1], 0).into()).unwrap(), listen(([127, 0, 0, 1], 0).into()).unwrap());
     let (stop, stopped) = oneshot::channel();
@@ -119,4 +129,70 @@ async fn answers_over_https_and_shows_a_renewed_certificate() {
 
     webhook.stop.send(()).unwrap();
     timeout(PATIENCE, webhook.ended).await.unwrap().unwrap().unwrap();
+}
+
+/// Sends a head that announces a body, and `sent` bytes of it.
+async fn half_a_body(
+    port: u16,
+    trusted: Arc<rustls::ClientConfig>,
+    announced: usize,
+    sent: usize,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    let name = "localhost".try_into().unwrap();
+    let mut stream = tokio_rustls::TlsConnector::from(trusted).connect(name, stream).await?;
+    let head = format!(
+        "POST /mutate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {announced}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    for _ in 0..sent.div_ceil(64 << 10) {
+        stream.write_all(&[b' '; 64 << 10]).await?;
+    }
+    Ok(stream)
+}
+
+/// A client that has no key opens as many connections as it can and sends most of a large body on each: none of it is kept in
+/// memory beyond the bound, and others are answered meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_of_strangers_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let webhook = start(dir.path());
+    let client = certificate(dir.path());
+    webhook.ready().await;
+    webhook.mutate(&client, &review("0.500")).await.unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    let pem = std::fs::read(dir.path().join("tls.crt")).unwrap();
+    roots.add(CertificateDer::from_pem_slice(&pem).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let trusted = rustls::ClientConfig::builder_with_provider(provider);
+    let trusted = trusted.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let trusted = Arc::new(trusted.with_no_client_auth());
+    let answer = async |mut stream: TlsStream<TcpStream>| {
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.unwrap();
+        String::from_utf8_lossy(&head[9..]).into_owned()
+    };
+    let port = webhook.calls.port();
+    // More than any review: refused before it is read.
+    let large = half_a_body(port, Arc::clone(&trusted), 8 << 20, 0).await.unwrap();
+    assert_eq!(answer(large).await, "413");
+    // As much as any review, two at once for one address.
+    let mib = 4 << 20;
+    let held = [
+        half_a_body(port, Arc::clone(&trusted), mib, mib - (64 << 10)).await.unwrap(),
+        half_a_body(port, Arc::clone(&trusted), mib, mib - (64 << 10)).await.unwrap(),
+    ];
+    let third = half_a_body(port, Arc::clone(&trusted), mib, 0).await.unwrap();
+    assert_eq!(answer(third).await, "503");
+    webhook.mutate(&client, &review("0.500")).await.unwrap();
+    // A body that does not arrive is given up.
+    for stream in held {
+        assert_eq!(answer(stream).await, "408");
+    }
+    // What a list of zeros would become is more than its bytes.
+    let zeros = format!("[{}0]", "0,".repeat(300_000));
+    let url = format!("https://localhost:{port}/mutate");
+    let sent = client.post(url).body(zeros).send().await.unwrap();
+    assert_eq!(sent.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    webhook.stop.send(()).unwrap();
 }

@@ -18,7 +18,6 @@ use cantle_model::{
 };
 use cantle_runtime::{BackendChoice, MachineRoot};
 use cantle_sched::{Host, Start, Waiting};
-use tokio::time::Instant;
 
 use crate::clock::now_ms;
 use crate::compute::ComputeArbiter;
@@ -28,11 +27,12 @@ use crate::members::Members;
 use crate::mig::{Adopt, Stages, Writer, make_instances, report_lost, turn_on};
 use crate::store::{Locked, NodeStore};
 use crate::usage::{SliceUsage, UsageMeter};
-use crate::watchdog::{Finding, Watchdog};
+use crate::watchdog::Watchdog;
 use crate::{NodeError, capacity};
 use cantle_runtime::files::{self, Durability};
 
 mod host_paths;
+mod watch;
 
 /// The name of the scheduler's decision where a plan is checked.
 const HERE: &str = "here";
@@ -178,8 +178,8 @@ impl AllocatableGpus {
         self
     }
 
-    /// The capacity of each GPU; none if the node lacks files of a slice; for a lost GPU, the capacity when it last
-    /// answered.
+    /// The capacity of each GPU, and what processes outside of slices hold of it; none if the node lacks files of a slice; for a
+    /// lost GPU, the capacity when it last answered.
     ///
     /// # Errors
     /// If a file can't be read or written.
@@ -188,9 +188,13 @@ impl AllocatableGpus {
             return Ok(Vec::new());
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let leases = self.node.leases()?;
+        let neighbors = self.node.neighbors();
+        let members = Members::of(&self.node, &leases).and(&neighbors);
+        let all: Vec<Lease> = leases.into_iter().chain(neighbors).collect();
         for gpu in &self.gpus {
             let before = known.get_mut(&gpu.uuid);
-            match self.offer(gpu) {
+            match self.offer(gpu, &all, &members) {
                 Ok(offer) => {
                     if before.is_some_and(|before| before.closed) {
                         tracing::info!(gpu = gpu.index, "GPU answers again");
@@ -239,7 +243,7 @@ impl AllocatableGpus {
         Ok(())
     }
 
-    fn offer(&self, gpu: &Gpu) -> Result<Offer, NodeError> {
+    fn offer(&self, gpu: &Gpu, leases: &[Lease], members: &Members) -> Result<Offer, NodeError> {
         self.driver.memory(&gpu.uuid)?;
         let now = self.driver.mig_table(&gpu.uuid)?;
         let gpu = Gpu { mig: now.is_some(), ..gpu.clone() };
@@ -250,7 +254,12 @@ impl AllocatableGpus {
             files::write_json(&path, &now, Durability::Crash)?;
         }
         let switches = self.driver.switches_mig(&gpu.uuid)?;
-        Ok(Offer { table: now.or(known).map(Arc::new), switches, ..Offer::new(gpu) })
+        // In MIG mode others hold instances, not bytes.
+        let foreign_bytes = match gpu.mig {
+            true => 0,
+            false => capacity::foreign_bytes(self.driver.as_ref(), &gpu, leases.iter(), members)?,
+        };
+        Ok(Offer { table: now.or(known).map(Arc::new), switches, foreign_bytes, ..Offer::new(gpu) })
     }
 
     /// Carries a decision out, as far as that has not happened yet.
@@ -419,43 +428,6 @@ impl AllocatableGpus {
         match locked.lease(id)? {
             Some(lease) if lease.kept => locked.retire(&lease),
             _ => Ok(()),
-        }
-    }
-
-    /// Checks what the tasks really hold. A task that holds memory outside its slice is reported, and killed after a second;
-    /// returns the lease and what was found.
-    pub fn watch(&self) -> Vec<(Lease, String)> {
-        if let Ok(active) = self.active() {
-            self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
-        }
-        let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
-        // If they can't be read, those that were active at the last poll.
-        let active = self.active().unwrap_or_else(|_| watchdog.kept());
-        let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
-        let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());
-        let reports = findings.into_iter().filter_map(|(id, finding)| {
-            let lease = active.iter().find(|lease| lease.id == id)?.clone();
-            let what = match finding {
-                Finding::Suspect(why) | Finding::Trouble(why) => why,
-                Finding::Guilty(why) => {
-                    self.kill(&id, &active);
-                    format!("killed: {why} (cantle explain watchdog-kill)")
-                }
-            };
-            Some((lease, what))
-        });
-        reports.collect()
-    }
-
-    /// Kills the task's processes on GPUs; its container's restart policy decides what happens then.
-    fn kill(&self, id: &LeaseId, active: &[Lease]) {
-        let members = Members::of(&self.node, active);
-        for gpu in &self.gpus {
-            let processes = self.driver.processes(&gpu.uuid).unwrap_or_default();
-            let theirs =
-                processes.iter().filter(|process| members.lease_of(process.pid).as_ref() == Some(id));
-            let holders = theirs.filter_map(|process| cantle_runtime::holder_of(process.pid));
-            holders.for_each(|holder| cantle_runtime::end_now(&holder));
         }
     }
 }

@@ -54,7 +54,7 @@ fn offer(
 
 /// Memory of `gpu` that no lease answers for: what processes outside of slices hold, and what a task was let take beyond its own
 /// (the watchdog's tolerance aside, which every slice bears).
-fn foreign_bytes<'a>(
+pub(crate) fn foreign_bytes<'a>(
     driver: &dyn Driver,
     gpu: &Gpu,
     leases: impl Iterator<Item = &'a Lease>,

@@ -10,7 +10,7 @@ use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult, Reso
 
 use super::ViewGpu;
 use crate::dra::bytes;
-use crate::names::{KIND_MIG, KIND_SHARED, TAINT_LOST};
+use crate::names::{KIND_MIG, KIND_SHARED, TAINT_FOREIGN, TAINT_LOST};
 
 /// Counters of a unit of a GPU begin so.
 const UNIT: &str = "unit-";
@@ -29,7 +29,8 @@ struct Draft {
     model: String,
     memory_bytes: u64,
     shares: bool,
-    is_lost: bool,
+    /// It takes no new pod.
+    is_shut: bool,
     units: u32,
     profiles: BTreeMap<String, Profile>,
 }
@@ -67,7 +68,8 @@ impl Pool {
         draft.uuid = text(device, "uuid").to_owned();
         draft.model = text(device, "model").to_owned();
         let kind = text(device, "kind");
-        draft.is_lost |= device.taints.iter().flatten().any(|taint| taint.key == TAINT_LOST);
+        let is_shut = |key: &str| matches!(key, TAINT_LOST | TAINT_FOREIGN);
+        draft.is_shut |= device.taints.iter().flatten().any(|taint| is_shut(&taint.key));
         let mut part = Part { index, mig: None };
         match kind {
             KIND_SHARED => {
@@ -156,7 +158,7 @@ impl Draft {
         let table = (!self.profiles.is_empty()).then(|| Arc::new(table));
         // A GPU that has devices of both kinds changes between them by itself.
         let switches = self.shares && table.is_some();
-        let offer = Offer { table, switches, closed: self.is_lost, ..Offer::new(gpu) };
+        let offer = Offer { table, switches, closed: self.is_shut, ..Offer::new(gpu) };
         ViewGpu { offer, by_plugin: false }
     }
 }

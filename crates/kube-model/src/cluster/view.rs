@@ -11,14 +11,17 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use super::pool::Pool;
 use crate::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
 use crate::inject::gpus_of;
-use crate::names::DRIVER;
 use crate::names::GPU_RESOURCE as GPU;
+use crate::names::{CLASS_WHOLE, DRIVER};
 use crate::{ObjectError, ObjectExt as _};
 
 /// The labels of NVIDIA's feature discovery about a node's GPUs.
 const PRODUCT: &str = "nvidia.com/gpu.product";
 const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
 const REPLICAS: &str = "nvidia.com/gpu.replicas";
+
+/// kube-scheduler's annotation of a claim that it makes for an extended resource of a pod.
+const OF_RESOURCE: &str = "resource.kubernetes.io/extended-resource-claim";
 
 /// A cluster at one moment.
 #[derive(Debug, Default)]
@@ -66,6 +69,8 @@ pub struct PodSlices {
     pub name: String,
     /// Its slices there.
     pub slices: Vec<Slice>,
+    /// Is it the allocation of a claim on cantle's devices, and none that stands for `nvidia.com/gpu`?
+    pub by_claim: bool,
 }
 
 impl ClusterView {
@@ -115,6 +120,7 @@ impl ClusterView {
             pod,
             name: placement.pod,
             slices: placement.slices,
+            by_claim: false,
         }));
         if gpus.is_empty() {
             gpus = plugin_gpus(node);
@@ -131,7 +137,13 @@ fn stranger(node: &str, offered: &OfferedGpu, pods: &[impl Borrow<Pod>]) -> Opti
     let name = offered.holder.as_ref()?.stranger()?;
     let is_it = |pod: &&Pod| name_of(pod) == name;
     let pod = pods.iter().map(Borrow::<Pod>::borrow).find(is_it).and_then(Pod::uid).unwrap_or_default();
-    Some(PodSlices { node: node.to_owned(), pod, name: name.to_owned(), slices: vec![all_of(&offered.gpu)] })
+    Some(PodSlices {
+        node: node.to_owned(),
+        pod,
+        name: name.to_owned(),
+        slices: vec![all_of(&offered.gpu)],
+        by_claim: false,
+    })
 }
 
 fn all_of(gpu: &Gpu) -> Slice {
@@ -159,6 +171,11 @@ fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, Pool>) -> Vec<PodSlice
             by_node.entry(&result.pool).or_default().push(slice);
         }
     }
+    // Kubernetes counts these as what they stand for.
+    let is_resource = claim.metadata.annotations.iter().any(|all| all.contains_key(OF_RESOURCE));
+    let classes = claim.spec.devices.iter().flat_map(|devices| &devices.requests).flatten();
+    let mut classes = classes.filter_map(|request| request.exactly.as_ref());
+    let by_claim = !(is_resource && classes.any(|exactly| exactly.device_class_name == CLASS_WHOLE));
     // Made for one pod it belongs to that; one that several pods share, to the first.
     let owner = claim.owner_references().iter().find(|owner| owner.kind == "Pod");
     let user = status.reserved_for.iter().flatten().next();
@@ -173,6 +190,7 @@ fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, Pool>) -> Vec<PodSlice
         pod: pod.clone(),
         name: name.clone(),
         slices,
+        by_claim,
     };
     by_node.into_iter().map(of).collect()
 }
@@ -211,6 +229,7 @@ fn plugin_holdings(node: &Node, gpus: &[ViewGpu], pods: &[impl Borrow<Pod>]) -> 
         pod: pod.uid().unwrap_or_default(),
         name: name_of(pod),
         slices: free.by_ref().take(gpus_of(pod) as usize).map(all_of).collect(),
+        by_claim: false,
     };
     here.into_iter().map(holding).collect()
 }

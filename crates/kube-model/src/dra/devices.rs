@@ -15,7 +15,7 @@ use cantle_mig::Table;
 use cantle_model::GpuUuid;
 
 use crate::Version;
-use crate::names::{KIND_MIG, KIND_SHARED};
+use crate::names::{FOREIGN_PART, KIND_MIG, KIND_SHARED};
 
 /// The slice that a claim on a device gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub struct NodeDevice {
     pub takes: BTreeMap<String, u32>,
     /// The GPU does not answer: no new pod may come here.
     pub lost: bool,
+    /// Processes outside of slices hold much of the GPU's memory: no new pod may come here.
+    pub foreign: bool,
 }
 
 /// Counters of a GPU.
@@ -101,9 +103,11 @@ impl Inventory {
         Self { counters, devices }
     }
 
-    /// The devices without those of lost GPUs.
-    pub fn without_lost(&self) -> Self {
-        let devices: Vec<NodeDevice> = self.devices.iter().filter(|device| !device.lost).cloned().collect();
+    /// The devices without those of lost GPUs, and without other taints.
+    pub fn without_taints(&self) -> Self {
+        let working = self.devices.iter().filter(|device| !device.lost);
+        let devices: Vec<NodeDevice> =
+            working.map(|device| NodeDevice { foreign: false, ..device.clone() }).collect();
         let is_used = |set: &&Counters| devices.iter().any(|device| gpu_name(device.index) == set.name);
         Self { counters: self.counters.iter().filter(is_used).cloned().collect(), devices }
     }
@@ -182,7 +186,13 @@ fn shared_gpu(offer: &Offer) -> NodeDevice {
         memory_bytes: offer.gpu.memory_bytes,
         takes: (0..units).map(|at| (unit(at), 1)).collect(),
         lost: offer.closed,
+        foreign: is_foreign(offer),
     }
+}
+
+/// Do processes outside of slices hold so much of the GPU's memory that new pods go elsewhere?
+pub(crate) const fn is_foreign(offer: &Offer) -> bool {
+    offer.foreign_bytes > offer.gpu.memory_bytes / FOREIGN_PART
 }
 
 /// Every place of every profile, those first that leave the most to others.
@@ -213,6 +223,7 @@ fn partition(offer: &Offer, table: &Table, at: usize, start: u32) -> NodeDevice 
         memory_bytes: profile.memory_bytes,
         takes,
         lost: offer.closed,
+        foreign: is_foreign(offer),
     }
 }
 
@@ -292,8 +303,20 @@ pub(crate) mod tests {
         let inventory = Inventory::of(&offers, Version::MIXED);
         assert_eq!(names(&inventory), ["gpu-0-shared", "gpu-1-shared"]);
         assert_eq!(inventory.devices.iter().map(|device| device.lost).collect::<Vec<_>>(), [true, false]);
-        assert_eq!(names(&inventory.without_lost()), ["gpu-1-shared"]);
+        assert_eq!(names(&inventory.without_taints()), ["gpu-1-shared"]);
         assert_eq!(names(&Inventory::of(&offers, Version::FLOOR)), ["gpu-1-shared"]);
+    }
+
+    #[test]
+    fn a_gpu_with_much_foreign_use_is_marked() {
+        let mut offers = offers(3, false, false);
+        let part = offers[0].gpu.memory_bytes / FOREIGN_PART;
+        (offers[0].foreign_bytes, offers[1].foreign_bytes) = (part + 1, part);
+        let inventory = Inventory::of(&offers, Version::MIXED);
+        let marked: Vec<bool> = inventory.devices.iter().map(|device| device.foreign).collect();
+        assert_eq!(marked, [true, false, false], "a display server is no reason");
+        let plain = inventory.without_taints();
+        assert!(plain.devices.len() == 3 && !plain.devices.iter().any(|device| device.foreign));
     }
 
     #[test]

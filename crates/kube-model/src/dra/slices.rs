@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
-use crate::names::{COMPUTE_MARKER, DRIVER, TAINT_LOST, size_marker};
+use crate::names::{COMPUTE_MARKER, DRIVER, TAINT_FOREIGN, TAINT_LOST, size_marker};
 use crate::object::node_owner;
 
 /// The API server takes no more devices that draw on counters, or have taints, in one slice.
@@ -85,15 +85,22 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
         capacity: Some(capacity(device.memory_bytes, shared)),
         allow_multiple_allocations: shared.then_some(true),
         consumes_counters: consumes,
-        taints: device.lost.then(|| vec![lost()]),
+        taints: taints(device),
         ..Device::default()
     }
 }
 
 /// No new pod comes here. Pods that run already stay: only its owner knows whether a pod can continue without its GPU, and a
 /// driver that does not answer for a moment must not end a day's work.
-fn lost() -> DeviceTaint {
-    DeviceTaint { key: TAINT_LOST.to_owned(), effect: "NoSchedule".to_owned(), ..DeviceTaint::default() }
+fn taints(device: &NodeDevice) -> Option<Vec<DeviceTaint>> {
+    let all = [(device.lost, TAINT_LOST), (device.foreign, TAINT_FOREIGN)];
+    let taint = |key: &str| DeviceTaint {
+        key: key.to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..DeviceTaint::default()
+    };
+    let taints: Vec<DeviceTaint> = all.into_iter().filter(|(is, _)| *is).map(|(_, key)| taint(key)).collect();
+    (!taints.is_empty()).then_some(taints)
 }
 
 fn capacity(bytes: u64, shared: bool) -> BTreeMap<String, DeviceCapacity> {
@@ -196,6 +203,23 @@ pub(crate) mod tests {
         ] {
             assert_eq!(kinds(version, mig), (shown.to_owned(), counted), "{version} mig={mig}");
         }
+    }
+
+    #[test]
+    fn taints_say_why_no_pod_comes() {
+        let mut offers = offers(4, false, false);
+        (offers[0].closed, offers[2].closed) = (true, true);
+        (offers[1].foreign_bytes, offers[2].foreign_bytes) = (40 << 30, 40 << 30);
+        let slices = slices(&Inventory::of(&offers, Version::MIXED), &Node::default());
+        let keys = |device: &Device| {
+            let taints = device.taints.iter().flatten();
+            taints.map(|taint| (taint.key.clone(), taint.effect.clone())).collect::<Vec<_>>()
+        };
+        let all: Vec<_> =
+            slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(keys).collect();
+        let taint = |key: &str| (key.to_owned(), "NoSchedule".to_owned());
+        let (lost, foreign) = (taint(TAINT_LOST), taint(TAINT_FOREIGN));
+        assert_eq!(all, [vec![lost.clone()], vec![foreign.clone()], vec![lost, foreign], vec![]]);
     }
 
     #[test]

@@ -40,6 +40,11 @@ pub enum Denial {
         "containers {0} ask for a GPU; one can have it, name it in annotation gpu-fraction-container-name"
     )]
     SeveralContainers(String),
+    /// What the injector gives, in a pod that requests nothing.
+    #[error(
+        "{0} is set by cantle's injector alone; leave it out, and request a share with the label clearml-injector/fraction"
+    )]
+    Marked(String),
     /// A claim of cantle in more than the container that gets the GPU.
     #[error("container {0} names the claim \"cantle-gpu\", which is the injector's; take it out")]
     ForeignClaim(String),

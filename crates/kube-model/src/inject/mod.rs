@@ -5,6 +5,7 @@ mod compute;
 mod containers;
 mod denial;
 mod guard;
+mod marks;
 mod overlooked;
 mod read;
 mod read_back;
@@ -22,7 +23,7 @@ pub use guard::{InjectionMode, Rules};
 pub use overlooked::overlooked;
 pub use read::{LABEL, gpus_of, slice_of};
 pub use read_back::missing_slice;
-pub use review::{Answer, ReviewOutcome, answer};
+pub use review::{Answer, Question, ReviewOutcome, answer};
 
 use crate::names::{PACKING_GATE, SLICE_RESOURCE};
 use crate::slice_name::claim_name;
@@ -43,9 +44,14 @@ const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 /// # Errors
 /// If the pod's request is invalid, contradicts itself, or would evade the limit.
 pub fn inject(pod: &Value, rules: &Rules, unique: &str) -> Result<Value, Denial> {
+    inject_with_warning(pod, rules, unique).map(|(changed, _)| changed)
+}
+
+/// The same, with what its user should know.
+fn inject_with_warning(pod: &Value, rules: &Rules, unique: &str) -> Result<(Value, Option<String>), Denial> {
     let typed: Pod = serde_json::from_value(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()))?;
     let Some(asked) = read::asked(&typed, rules)? else {
-        return Ok(pod.clone());
+        return Ok((pod.clone(), None));
     };
     guard::check(&typed, rules)?;
     check_placement(&typed, rules)?;
@@ -69,7 +75,14 @@ pub fn inject(pod: &Value, rules: &Rules, unique: &str) -> Result<Value, Denial>
         InjectionMode::Classic { scheduler, .. } => slot(&mut changed, &target, scheduler)?,
     }
     changed["metadata"]["labels"][SLICE_LABEL] = json!(asked.slice_name.to_string());
-    Ok(changed)
+    let TargetContainer { name, others, .. } = target;
+    let warning = others.map(|others| {
+        format!(
+            "container {name} gets the GPU, and {others} gets none: name the one that needs it in annotation {}",
+            read::CONTAINER_NAME
+        )
+    });
+    Ok((changed, warning))
 }
 
 /// Containers added to a running pod (`kubectl debug`) get no GPU, and may not reach for one.

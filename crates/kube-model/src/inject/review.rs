@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use base64::Engine as _;
 
-use super::{Denial, Rules, inject, inject_ephemeral};
+use super::{Denial, Rules, inject_ephemeral, inject_with_warning, marks};
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +31,15 @@ impl ReviewOutcome {
             Self::Denied => "denied",
         }
     }
+}
+
+/// The question of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// The slice of the pod.
+    Slice,
+    /// Whether a pod without a request has marks of the injector.
+    Marks,
 }
 
 /// An answer to the API server.
@@ -59,11 +68,14 @@ struct Request {
 ///
 /// # Errors
 /// If it is none: there is no request to answer.
-pub fn answer(review: &Value, rules: &Rules) -> Result<Answer, serde_json::Error> {
+pub fn answer(question: Question, review: &Value, rules: &Rules) -> Result<Answer, serde_json::Error> {
     let request = Request::deserialize(&review["request"])?;
-    let changed = match request.sub_resource.as_str() {
-        "ephemeralcontainers" => inject_ephemeral(&request.object, &request.old_object, rules),
-        _ => inject(&request.object, rules, &request.uid),
+    let changed = match (question, request.sub_resource.as_str()) {
+        (Question::Marks, _) => marks::check(&request.object, rules).map(|()| (request.object.clone(), None)),
+        (Question::Slice, "ephemeralcontainers") => {
+            inject_ephemeral(&request.object, &request.old_object, rules).map(|changed| (changed, None))
+        }
+        (Question::Slice, _) => inject_with_warning(&request.object, rules, &request.uid),
     };
     let (outcome, denial, response) = match changed {
         Err(denial) => {
@@ -71,14 +83,17 @@ pub fn answer(review: &Value, rules: &Rules) -> Result<Answer, serde_json::Error
             let response = json!({"uid": request.uid, "allowed": false, "status": status});
             (ReviewOutcome::Denied, Some(denial), response)
         }
-        Ok(changed) if changed == request.object => {
+        Ok((changed, _)) if changed == request.object => {
             (ReviewOutcome::Unchanged, None, json!({"uid": request.uid, "allowed": true}))
         }
-        Ok(changed) => {
+        Ok((changed, warning)) => {
             let patch = serde_json::to_vec(&json_patch::diff(&request.object, &changed))?;
             let patch = base64::engine::general_purpose::STANDARD.encode(patch);
-            let response =
+            let mut response =
                 json!({"uid": request.uid, "allowed": true, "patchType": "JSONPatch", "patch": patch});
+            if let Some(warning) = warning {
+                response["warnings"] = json!([warning]);
+            }
             (ReviewOutcome::Injected, None, response)
         }
     };

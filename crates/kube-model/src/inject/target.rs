@@ -12,18 +12,43 @@ use crate::slice_name::{PARTS, SliceName};
 /// Name of the claim in a pod.
 pub(crate) const CLAIM: &str = "cantle-gpu";
 
+/// The container that `kubectl logs` and `kubectl exec` mean where none is named. Argo Workflows and service meshes set it.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// Containers next to a user's, by the names that their programs give them: proxies of service meshes, KServe's and Knative's
+/// proxy, and those of secrets and databases. None of them uses a GPU.
+const SIDECARS: [&str; 12] = [
+    "cloud-sql-proxy",
+    "cloudsql-proxy",
+    "consul-dataplane",
+    "daprd",
+    "envoy",
+    "istio-proxy",
+    "kuma-sidecar",
+    "linkerd-proxy",
+    "osm-envoy",
+    "queue-proxy",
+    "vault-agent",
+    "vso-agent",
+];
+/// Argo Workflows' own container, and the user's next to it.
+const ARGO: [&str; 2] = ["wait", "main"];
+
 /// The container that gets the GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TargetContainer {
     pub(crate) list: ContainerList,
     pub(crate) at: usize,
     pub(crate) name: String,
+    /// The other containers that could have been meant, where nothing says which; for people.
+    pub(crate) others: Option<String>,
 }
 
-/// The one that the pod names, else the one that requests GPUs in its resources, else the first.
+/// The one that the pod names, else the one that requests GPUs in its resources, else the pod's default container, else the first
+/// that is no known sidecar.
 pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<TargetContainer, Denial> {
     let all: Vec<TargetContainer> = ContainerList::containers(pod)
-        .map(|(list, at, c)| TargetContainer { list, at, name: c.name.clone() })
+        .map(|(list, at, c)| TargetContainer { list, at, name: c.name.clone(), others: None })
         .collect();
     let names = |which: &[&TargetContainer]| {
         which.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
@@ -48,7 +73,7 @@ pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<Ta
         None => match (has_claim.as_slice(), asking.as_slice()) {
             ([target, ..], _) | ([], [target]) => target,
             ([], [_, _, ..]) => return Err(Denial::SeveralContainers(names(&asking))),
-            ([], []) => all.first().ok_or_else(|| Denial::NotAPod("it has no containers".to_owned()))?,
+            ([], []) => &unasked(pod, &all)?,
         },
     };
     if let Some(other) = has_claim.iter().chain(&asking).find(|target| target.name != chosen.name) {
@@ -60,6 +85,30 @@ pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<Ta
     }
     check_claim(pod, asked)?;
     Ok(chosen.clone())
+}
+
+/// The one of a pod of which no container asks.
+fn unasked(pod: &Pod, all: &[TargetContainer]) -> Result<TargetContainer, Denial> {
+    let mains = || all.iter().filter(|target| target.list == ContainerList::Main);
+    let default = pod.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT_CONTAINER));
+    if let Some(default) = default.and_then(|name| mains().find(|target| target.name == *name)) {
+        return Ok(default.clone());
+    }
+    let is_argo = ARGO.iter().all(|name| mains().any(|target| target.name == *name));
+    let is_sidecar =
+        |target: &&TargetContainer| SIDECARS.contains(&&*target.name) || is_argo && target.name == ARGO[0];
+    let mut candidates: Vec<&TargetContainer> = mains().filter(|target| !is_sidecar(target)).collect();
+    if candidates.is_empty() {
+        candidates = mains().collect();
+    }
+    match candidates.as_slice() {
+        [] => Err(Denial::NotAPod("it has no containers".to_owned())),
+        [one] => Ok((*one).clone()),
+        [first, others @ ..] => {
+            let names: Vec<&str> = others.iter().map(|target| target.name.as_str()).collect();
+            Ok(TargetContainer { others: Some(names.join(", ")), ..(*first).clone() })
+        }
+    }
 }
 
 /// A claim of this name is there after an earlier call, and then it is for the same.

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 mod compute;
+mod target;
 
 /// The API server names each call by a random UUID.
 pub(crate) const CALL: &str = "9f86d081-884c-4d65-9a2f-eaa0c55ad015";
@@ -114,28 +115,6 @@ fn the_older_resource_is_translated_and_gone() {
     }
     let smallest = json!({"resources": {"limits": {"clear.ml/fraction": "62500u"}}});
     assert_eq!(slice_name(&one_container(json!({}), smallest)), "cantle-fraction-0625");
-}
-
-#[test]
-fn who_gets_it() {
-    let target = |metadata: Value, spec: Value| {
-        let pod = injected(&pod(metadata, spec));
-        let with = |list: &str| {
-            let list = pod["spec"][list].as_array().cloned().unwrap_or_default();
-            let names = list.into_iter().filter(|c| c["resources"]["claims"][0]["name"] == "cantle-gpu");
-            names.map(|c| c["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        [with("initContainers"), with("containers")].concat().join(" ")
-    };
-    let label = json!({"clearml-injector/fraction": "0.250"});
-    let two = json!([{"name": "a"}, {"name": "b", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]);
-    assert_eq!(target(json!({"labels": label}), json!({"containers": [{"name": "a"}, {"name": "b"}]})), "a");
-    assert_eq!(target(json!({"labels": label}), json!({"containers": two})), "b", "the one that asks");
-    let named = |name: &str| json!({"labels": label, "annotations": {"gpu-fraction-container-name": name}});
-    let spec = json!({"containers": [{"name": "a"}, {"name": "b"}],
-        "initContainers": [{"name": "side", "restartPolicy": "Always"}]});
-    assert_eq!(target(named("b"), spec.clone()), "b");
-    assert_eq!(target(named("side"), spec), "side");
 }
 
 #[test]
@@ -367,7 +346,8 @@ fn a_container_added_later_gets_nothing() {
 
 fn review(pod: &Value) -> Value {
     let request = json!({"uid": CALL, "operation": "CREATE", "object": pod, "dryRun": true});
-    answer(&json!({"request": request}), &Rules::default()).unwrap().review["response"].take()
+    answer(Question::Slice, &json!({"request": request}), &Rules::default()).unwrap().review["response"]
+        .take()
 }
 
 #[test]
@@ -388,7 +368,7 @@ fn answers_to_the_api_server() {
     assert_eq!(review(&patched), json!({"uid": CALL, "allowed": true}));
     let refused = review(&labeled("0.333"));
     assert_eq!((&refused["allowed"], &refused["status"]["code"]), (&json!(false), &json!(403)));
-    assert!(answer(&json!({}), &Rules::default()).is_err());
+    assert!(answer(Question::Slice, &json!({}), &Rules::default()).is_err());
 }
 
 #[test]

@@ -84,8 +84,13 @@ fn a_node_is_full_whichever_gpu_a_pod_got() {
     made.remove("p15");
     let gpu = GpuUuid(format!("GPU-{node}-0"));
     let slice = Slice { gpu, milli: Milli(125), memory_limit_bytes: 5 << 30, mig: None };
-    let holding =
-        PodSlices { node: node.clone(), pod: "p15".into(), name: "team/p15".into(), slices: vec![slice] };
+    let holding = PodSlices {
+        node: node.clone(),
+        pod: "p15".into(),
+        name: "team/p15".into(),
+        slices: vec![slice],
+        by_claim: true,
+    };
     view.holdings.push(holding);
     let next = Nominator::new(&view, &nodes, &none)
         .advise(&[pod("next", "cantle-fraction-1250", json!({}))], &made)
@@ -114,6 +119,7 @@ fn what_came_before_decides_which_gpu_is_filled() {
         pod: "held".into(),
         name: "team/held".into(),
         slices: vec![slice],
+        by_claim: true,
     });
     let none: [Pod; 0] = [];
     let next = pod("next", "cantle-fraction-3000", json!({}));

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_node::AllocatableGpus;
+use cantle_model::LeaseId;
+use cantle_node::{AllocatableGpus, NodeError};
 use cantle_runtime::cdi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
@@ -94,13 +95,21 @@ impl Driver {
 
     /// Takes back what a claim was given; its pod has ended.
     pub(super) async fn unprepare(&self, uid: &str) -> Result<(), KubeError> {
+        self.take_back(uid, AllocatableGpus::release).await
+    }
+
+    async fn take_back(
+        &self,
+        uid: &str,
+        how: fn(&AllocatableGpus, &LeaseId) -> Result<(), NodeError>,
+    ) -> Result<(), KubeError> {
         let _turn = self.turn.lock().await;
         let (uid, dir) = (uid.to_owned(), self.cdi_dir.clone());
         blocking(&self.grants, move |grants| {
             cdi::remove(&dir, &uid).map_err(|why| KubeError::Cdi { dir, why })?;
             for lease in grants.active()? {
                 if claim::claim_of(&lease.id) == Some(uid.as_str()) {
-                    grants.release(&lease.id)?;
+                    how(grants, &lease.id)?;
                     tracing::info!(%uid, task = lease.name, "claim taken back");
                 }
             }
@@ -109,7 +118,9 @@ impl Driver {
         .await
     }
 
-    /// Releases the slices of deleted claims, which the kubelet will not unprepare any more.
+    /// Ends the slices of deleted claims, which the kubelet will not unprepare any more. The pod may still run: the policies of the
+    /// chart keep its user from deleting the claim, and an administrator can. Its memory counts nowhere then, so its processes on
+    /// GPUs are killed.
     pub(super) async fn sweep(&self) -> Result<(), KubeError> {
         let standing = blocking(&self.grants, |grants| Ok(grants.active()?)).await?;
         let specs = cdi::ids(&self.cdi_dir);
@@ -123,8 +134,8 @@ impl Driver {
         let claims = api.list(&ListParams::default()).await?;
         let known: BTreeSet<String> = claims.iter().filter_map(kube::ResourceExt::uid).collect();
         for uid in held.difference(&known) {
-            tracing::warn!(%uid, "the claim was deleted and the kubelet never unprepared it: taking its slices back");
-            self.unprepare(uid).await?;
+            tracing::warn!(%uid, "the claim was deleted and the kubelet never unprepared it: ending its processes and slices");
+            self.take_back(uid, AllocatableGpus::end).await?;
         }
         Ok(())
     }

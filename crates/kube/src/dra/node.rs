@@ -1,17 +1,19 @@
 //! `cantle controller node`: the driver of one node, until it is stopped.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_decide::Offer;
+use cantle_kube_model::dra::devices::Inventory;
 use cantle_model::Lease;
 use cantle_node::AllocatableGpus;
 use futures_util::StreamExt as _;
 use kube::Client;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::driver::Driver;
 use super::plugin::serve;
@@ -24,6 +26,10 @@ use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// Interval of the search for deleted claims.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// Interval of a comparison with what the API server has: a restored one reports no change.
+const COMPARE_EVERY: Duration = Duration::from_secs(300);
+/// Foreign use that lasts this long keeps new pods away.
+const FOREIGN_LASTS: Duration = Duration::from_secs(4);
 /// Wait before an API server that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -75,6 +81,7 @@ async fn keep_published(driver: &Driver, publisher: &Publisher) -> Infallible {
     let mut changes = pin!(publisher.changes());
     let mut look = ticks(LOOK_EVERY);
     let mut published = None;
+    let mut foreign_since = BTreeMap::new();
     loop {
         let changed = tokio::select! {
             change = changes.next() => {
@@ -86,23 +93,40 @@ async fn keep_published(driver: &Driver, publisher: &Publisher) -> Infallible {
             _ = look.tick() => false,
         };
         let inventory = match driver.inventory().await {
-            Ok(inventory) => inventory,
+            Ok(inventory) => lasting(inventory, &mut foreign_since),
             Err(error) => {
                 tracing::error!(%error, "the published devices do not change");
                 continue;
             }
         };
-        if !changed && published.as_ref() == Some(&inventory) {
+        let is_known = published.as_ref().is_some_and(|(at, known): &(Instant, Inventory)| {
+            *known == inventory && at.elapsed() < COMPARE_EVERY
+        });
+        if !changed && is_known {
             continue;
         }
         match publisher.publish(&inventory).await {
-            Ok(()) => published = Some(inventory),
+            Ok(()) => published = Some((Instant::now(), inventory)),
             Err(error) => {
                 tracing::warn!(%error, "not published; trying again");
                 published = None;
             }
         }
     }
+}
+
+/// Without the marks of foreign use that has just begun: it may be a pod's last moment.
+fn lasting(mut inventory: Inventory, since: &mut BTreeMap<u32, Instant>) -> Inventory {
+    let foreign: BTreeSet<u32> =
+        inventory.devices.iter().filter(|device| device.foreign).map(|device| device.index).collect();
+    since.retain(|index, _| foreign.contains(index));
+    for index in &foreign {
+        since.entry(*index).or_insert_with(Instant::now);
+    }
+    for device in inventory.devices.iter_mut().filter(|device| device.foreign) {
+        device.foreign = since.get(&device.index).is_some_and(|at| at.elapsed() >= FOREIGN_LASTS);
+    }
+    inventory
 }
 
 async fn keep_swept(driver: &Driver) -> Infallible {

@@ -53,7 +53,7 @@ impl Publisher {
         let node = self.nodes.get(&self.node).await?;
         let keeps_taints = self.keeps_taints.load(Ordering::Relaxed);
         let wanted =
-            if keeps_taints { slices(inventory, &node) } else { slices(&inventory.without_lost(), &node) };
+            if keeps_taints { slices(inventory, &node) } else { slices(&inventory.without_taints(), &node) };
         let there = self.api.list(&ListParams::default().fields(&self.selector())).await?.items;
         let generation = there.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
         if is_as_wanted(&there, &wanted, generation) {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum_server::tls_rustls::RustlsConfig;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
@@ -17,6 +16,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::json;
+use tokio::sync::watch;
 
 use super::authorities::{Authorities, CertificateLifetimes, Leaf};
 use crate::KubeError;
@@ -59,7 +59,7 @@ pub(super) struct Manager {
     client: Client,
     leaf: Option<Leaf>,
     files: Vec<u8>,
-    tls: Option<RustlsConfig>,
+    tls: Option<watch::Sender<Arc<ServerConfig>>>,
 }
 
 impl Manager {
@@ -68,14 +68,14 @@ impl Manager {
     }
 
     /// Until there is a certificate that the API server trusts.
-    pub(super) async fn start(&mut self) -> RustlsConfig {
+    pub(super) async fn start(&mut self) -> watch::Receiver<Arc<ServerConfig>> {
         loop {
             match self.step().await {
                 Ok(()) => {}
                 Err(error) => tracing::warn!("certificates: {error}; trying again"),
             }
             if let Some(tls) = &self.tls {
-                return tls.clone();
+                return tls.subscribe();
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
@@ -181,8 +181,8 @@ impl Manager {
     fn show(&mut self, cert: &[u8], key: &[u8]) -> Result<(), KubeError> {
         let config = Arc::new(server_config(cert, key)?);
         match &self.tls {
-            Some(tls) => tls.reload_from_config(config),
-            None => self.tls = Some(RustlsConfig::from_config(config)),
+            Some(tls) => drop(tls.send_replace(config)),
+            None => self.tls = Some(watch::Sender::new(config)),
         }
         tracing::info!("a new certificate is in use");
         Ok(())

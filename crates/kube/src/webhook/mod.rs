@@ -1,6 +1,7 @@
 //! The injector as a service: HTTPS for the API server, and a plain port for probes and metrics.
 
 mod authorities;
+mod bodies;
 mod manager;
 mod metrics;
 
@@ -8,30 +9,28 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::Body;
+use axum::extract::{ConnectInfo, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use axum_server::Handle;
 use kube::Client;
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use authorities::CertificateLifetimes;
 pub use manager::Certificates;
 
 use crate::KubeError;
+use crate::door::{Door, Peer};
 use crate::observe::show;
 use crate::pending::{PendingSettings, keep_serving};
-use cantle_kube_model::inject::{Rules, answer};
+use bodies::{Bodies, Refused};
+use cantle_kube_model::inject::{Question, Rules, answer};
 use manager::Manager;
 use metrics::Metrics;
-
-/// A pod has at most 1.5 MiB, and a review of a change has two of them.
-const MAX_BODY_BYTES: usize = 8 << 20;
 
 /// Calls that have begun are answered before the program ends.
 const GRACE: Duration = Duration::from_secs(10);
@@ -62,6 +61,7 @@ pub struct WebhookSettings {
 
 struct Shared {
     rules: Rules,
+    bodies: Bodies,
     metrics: Arc<Metrics>,
 }
 
@@ -75,45 +75,62 @@ pub async fn serve_webhook(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), KubeError> {
     let metrics = Arc::<Metrics>::default();
-    let shared = Arc::new(Shared { rules: settings.rules, metrics: Arc::clone(&metrics) });
+    let shared =
+        Arc::new(Shared { rules: settings.rules, bodies: Bodies::default(), metrics: Arc::clone(&metrics) });
     let mut background = JoinSet::new();
     background.spawn(show(settings.observers, metrics));
     let mut stop = Box::pin(stop);
     let (stopping, stopped) = watch::channel(());
     let mut servers = JoinSet::new();
     if let Some(pending) = settings.pending {
-        servers.spawn(keep_serving(client.clone(), pending, ended(stopped)));
+        servers.spawn(keep_serving(client.clone(), pending, ended(stopped.clone())));
     }
     let mut manager = Manager::new(client, settings.certificates);
     let tls = tokio::select! {
         tls = manager.start() => tls,
         () = &mut stop => return Ok(()),
     };
-    let handle = Handle::new();
-    let served = handle.clone();
     background.spawn(async move {
         stop.await;
         drop(stopping);
-        served.graceful_shutdown(Some(GRACE));
     });
     background.spawn(manager.keep());
+    let door = Door::new(settings.calls, Some(tls)).map_err(KubeError::Serve)?;
     shared.metrics.ready();
     tracing::info!("the injector is ready");
     let app = Router::new()
-        .route("/mutate", post(mutate))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .route("/mutate", post(async |state, peer, body| reviewed(Question::Slice, state, peer, body).await))
+        .route("/marks", post(async |state, peer, body| reviewed(Question::Marks, state, peer, body).await))
         .with_state(shared);
-    let server = axum_server::from_tcp_rustls(settings.calls, tls).map_err(KubeError::Serve)?;
-    let served = server.handle(handle).serve(app.into_make_service()).await;
+    let served = axum::serve(door, app.into_make_service_with_connect_info::<Peer>());
+    let served = served.with_graceful_shutdown(ended(stopped.clone()));
+    let given_up = async {
+        ended(stopped).await;
+        sleep(GRACE).await;
+    };
+    let served = tokio::select! {
+        served = served => served,
+        () = given_up => Ok(()),
+    };
     let _given_up = timeout(GRACE, servers.join_next()).await;
     served.map_err(KubeError::Serve)
 }
 
-async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) -> Response {
+async fn reviewed(
+    question: Question,
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(Peer(guest)): ConnectInfo<Peer>,
+    body: Body,
+) -> Response {
     let begun = Instant::now();
-    let answered = answer(&review, &shared.rules);
-    match answered {
+    let refused = |Refused(status, why): Refused| (status, format!("{why}\n")).into_response();
+    let review = match shared.bodies.json(&guest, body).await {
+        Ok(review) => review,
+        Err(why) => return refused(why),
+    };
+    match answer(question, &review, &shared.rules) {
         Ok(answered) => {
+            guest.is_known_now();
             if let Some(denial) = &answered.denial {
                 let namespace = review["request"]["namespace"].as_str().unwrap_or_default();
                 let user = review["request"]["userInfo"]["username"].as_str().unwrap_or_default();
@@ -122,7 +139,7 @@ async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) ->
             shared.metrics.answered(answered.outcome, begun.elapsed());
             Json(answered.review).into_response()
         }
-        Err(error) => (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}\n")).into_response(),
+        Err(error) => refused(Refused(StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}"))),
     }
 }
 

@@ -57,6 +57,7 @@ fn world(nodes: usize, gpus: u32, all: &[Has], allowed: i32) -> World {
             memory_limit_bytes: u64::from(each.eighths) * 5 * GIB,
             mig: None,
         }],
+        by_claim: true,
     };
     let pod = |(at, each): (usize, &Has)| -> Pod {
         let labels = json!({"protected": each.is_protected.to_string()});

@@ -41,7 +41,7 @@ fn pod(view: &mut ClusterView, task: &str, gpu: Option<u32>) -> OwnPod {
     let slices: Vec<Slice> = vec![part(gpu.unwrap_or(0), 500)];
     if gpu.is_some() {
         let (node, pod, name) = ("n".to_owned(), format!("u-{task}"), format!("jobs/{task}"));
-        view.holdings.push(PodSlices { node, pod, name, slices: slices.clone() });
+        view.holdings.push(PodSlices { node, pod, name, slices: slices.clone(), by_claim: true });
     }
     OwnPod {
         uid: format!("u-{task}"),
@@ -55,7 +55,13 @@ fn pod(view: &mut ClusterView, task: &str, gpu: Option<u32>) -> OwnPod {
 
 fn foreign(view: &mut ClusterView, slice: Slice) {
     let (node, name) = ("n".to_owned(), "other/pod".to_owned());
-    view.holdings.push(PodSlices { node, pod: "somebody".to_owned(), name, slices: vec![slice] });
+    view.holdings.push(PodSlices {
+        node,
+        pod: "somebody".to_owned(),
+        name,
+        slices: vec![slice],
+        by_claim: true,
+    });
 }
 
 fn waits(project: &str, task: &str, gpu: &str) -> TaskCandidate {
