@@ -131,6 +131,43 @@ async fn answers_over_https_and_shows_a_renewed_certificate() {
     timeout(PATIENCE, webhook.ended).await.unwrap().unwrap().unwrap();
 }
 
+/// An API server as far as its clock goes.
+async fn clock_of_an_api_server(date: &'static str) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4096];
+            let _read = stream.read(&mut head).await.unwrap();
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nDate: {date}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+            );
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn is_not_ready_with_another_clock_than_the_api_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let _client = certificate(dir.path());
+    let webhook = start_at(dir.path(), &clock_of_an_api_server("Sat, 01 Jan 2000 00:00:00 GMT").await);
+    let told = async {
+        loop {
+            let (status, why) = webhook.observe("/readyz").await;
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{why}");
+            if why == "no clock that agrees with the API server's yet\n" {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.unwrap();
+    webhook.stop.send(()).unwrap();
+}
+
 /// Sends a head that announces a body, and `sent` bytes of it.
 async fn half_a_body(
     port: u16,

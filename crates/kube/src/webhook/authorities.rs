@@ -10,7 +10,7 @@ use rcgen::{
 use serde::{Deserialize, Serialize};
 
 /// Clocks may differ by this much.
-const SKEW_S: i64 = 300;
+pub(super) const SKEW_S: i64 = 300;
 
 /// Lifetimes, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,18 +15,28 @@ const OUTCOMES: [&str; 3] =
 
 pub(super) struct Metrics {
     ready: AtomicBool,
+    clock_is_off: AtomicBool,
     calls: Calls,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { ready: AtomicBool::new(false), calls: Calls::new(&OUTCOMES, &BOUNDS_S) }
+        Self {
+            ready: AtomicBool::new(false),
+            clock_is_off: AtomicBool::new(false),
+            calls: Calls::new(&OUTCOMES, &BOUNDS_S),
+        }
     }
 }
 
 impl Metrics {
     pub(super) fn ready(&self) {
         self.ready.store(true, Ordering::Release);
+    }
+
+    /// This replica's clock differs from the API server's, or not any more. Returns what was known before.
+    pub(super) fn clock_is_off(&self, is_off: bool) -> bool {
+        self.clock_is_off.swap(is_off, Ordering::AcqRel)
     }
 
     pub(super) fn answered(&self, outcome: ReviewOutcome, took: Duration) {
@@ -36,7 +46,11 @@ impl Metrics {
 
 impl Observed for Metrics {
     fn waits_for(&self) -> Option<&'static str> {
-        (!self.ready.load(Ordering::Acquire)).then_some("certificate")
+        match (self.ready.load(Ordering::Acquire), self.clock_is_off.load(Ordering::Acquire)) {
+            (false, _) => Some("certificate"),
+            (true, true) => Some("clock that agrees with the API server's"),
+            (true, false) => None,
+        }
     }
 
     fn write(&self, text: &mut Exposition) {

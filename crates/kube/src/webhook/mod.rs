@@ -2,6 +2,7 @@
 
 mod authorities;
 mod bodies;
+mod clock;
 mod manager;
 mod metrics;
 
@@ -85,7 +86,7 @@ pub async fn serve_webhook(
     if let Some(pending) = settings.pending {
         servers.spawn(keep_serving(client.clone(), pending, ended(stopped.clone())));
     }
-    let mut manager = Manager::new(client, settings.certificates);
+    let mut manager = Manager::new(client.clone(), settings.certificates);
     let tls = tokio::select! {
         tls = manager.start() => tls,
         () = &mut stop => return Ok(()),
@@ -95,6 +96,9 @@ pub async fn serve_webhook(
         drop(stopping);
     });
     background.spawn(manager.keep());
+    clock::compare(&client, &shared.metrics).await;
+    let compared = clock::keep_compared(client, Arc::clone(&shared.metrics));
+    background.spawn(async { match compared.await {} });
     let door = Door::new(settings.calls, Some(tls)).map_err(KubeError::Serve)?;
     shared.metrics.ready();
     tracing::info!("the injector is ready");
