@@ -151,7 +151,7 @@ fn is_as_wanted(there: &GpuObject, wanted: &GpuObject) -> bool {
 }
 
 fn status(offer: &Offer, slices: &[&Slice]) -> GpuObjectStatus {
-    let of = GpuUse::of(offer, slices);
+    let of = GpuMemoryUse::of(offer, slices);
     GpuObjectStatus {
         mode: of.mode.to_owned(),
         free: quantity(of.free_bytes),
@@ -163,7 +163,7 @@ fn status(offer: &Offer, slices: &[&Slice]) -> GpuObjectStatus {
 
 /// What becomes of a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuUse {
+pub struct GpuMemoryUse {
     /// `idle`, `shared`, `whole`, `mig` or `foreign`.
     pub mode: &'static str,
     /// Bytes that slices count.
@@ -174,7 +174,7 @@ pub struct GpuUse {
     pub free_bytes: u64,
 }
 
-impl GpuUse {
+impl GpuMemoryUse {
     /// Of a GPU with these slices.
     #[must_use]
     pub fn of(offer: &Offer, slices: &[&Slice]) -> Self {

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cantle_decide::Offer;
+use cantle_kube_model::gpu_object::GpuMemoryUse;
 use cantle_metrics::{Exposition, MetricKind, precise};
+use cantle_model::{Lease, Slice};
 use cantle_node::{AllocatableGpus, SliceUsage};
 
 use super::kubelet::Containers;
@@ -48,6 +51,9 @@ impl Observed for Metrics {
 
     fn write(&self, text: &mut Exposition) {
         // Values that cannot be read now are omitted, not shown as 0.
+        if let (Ok(offers), Ok(leases)) = (self.grants.offers(), self.grants.active()) {
+            write_gpus(text, &self.node, &offers, &leases);
+        }
         if let Ok(used) = self.grants.usage() {
             let leases: BTreeSet<&str> = used.iter().map(|slice| slice.lease.0.as_str()).collect();
             text.family(MetricKind::Gauge, "cantle_driver_slices", "Slices that pods of this node hold.");
@@ -68,6 +74,41 @@ impl Observed for Metrics {
         );
         self.prepared.write_durations(text, &[]);
     }
+}
+
+/// With the labels that dcgm-exporter gives to the metrics of a GPU.
+fn write_gpus(text: &mut Exposition, node: &str, offers: &[Offer], leases: &[Lease]) {
+    let uses: Vec<(&Offer, GpuMemoryUse)> = offers
+        .iter()
+        .map(|offer| {
+            let all = leases.iter().flat_map(|lease| &lease.slices);
+            let slices: Vec<&Slice> = all.filter(|slice| slice.gpu == offer.gpu.uuid).collect();
+            (offer, GpuMemoryUse::of(offer, &slices))
+        })
+        .collect();
+    let mut family = |name, help: &str, value: fn(&Offer, &GpuMemoryUse) -> u64| {
+        text.family(MetricKind::Gauge, name, help);
+        for (offer, used) in &uses {
+            let index = offer.gpu.index.to_string();
+            let labels = [
+                ("gpu", index.as_str()),
+                ("UUID", &offer.gpu.uuid.0),
+                ("modelName", &offer.gpu.model),
+                ("Hostname", node),
+                ("mode", used.mode),
+            ];
+            text.sample(&labels, precise(value(offer, used)));
+        }
+    };
+    family("cantle_driver_gpu_memory_bytes", "Memory of a GPU of the node.", |offer, _| {
+        offer.gpu.memory_bytes
+    });
+    family("cantle_driver_gpu_allocated_bytes", "What slices count of it.", |_, used| used.allocated_bytes);
+    family("cantle_driver_gpu_foreign_bytes", "What processes outside of slices hold of it.", |_, used| {
+        used.foreign_bytes
+    });
+    family("cantle_driver_gpu_free_bytes", "What new slices can have of it.", |_, used| used.free_bytes);
+    family("cantle_driver_gpu_healthy", "1 if the GPU answers.", |offer, _| u64::from(!offer.closed));
 }
 
 /// With the labels that dcgm-exporter gives to the metrics of a GPU and its pod.
