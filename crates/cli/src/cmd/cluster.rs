@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cantle_kube::ClusterReport;
-use cantle_kube::report::{GpuReport, NamespaceReport};
+use cantle_kube::report::{GpuReport, NamespaceReport, NodeReport};
 use cantle_model::{Bytes, Milli};
 use clap::Args;
 
@@ -90,8 +90,47 @@ pub(crate) fn why(context: &Context, report: &ClusterReport, name: &str) -> Comm
     let request = found.request.map(|request| format!(", asks for {request}")).unwrap_or_default();
     printer.data(&printer.bold(&format!("{} is {}{request}", found.pod, found.state)));
     printer.data(&format!("  {}", found.reason));
-    for node in &found.nodes {
-        printer.data(&format!("  node {}: {}", node.node, node.reason));
+    for line in by_reason(&found.nodes) {
+        printer.data(&format!("  {line}"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// One line for each reason. A large cluster has hundreds of nodes and few reasons.
+fn by_reason(nodes: &[NodeReport]) -> Vec<String> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for node in nodes {
+        match groups.iter_mut().find(|(reason, _)| *reason == node.reason) {
+            Some((_, names)) => names.push(&node.node),
+            None => groups.push((&node.reason, vec![&node.node])),
+        }
+    }
+    let line = |(reason, names): (&str, Vec<&str>)| match names.as_slice() {
+        [one] => format!("node {one}: {reason}"),
+        [first, second] => format!("nodes {first} and {second}: {reason}"),
+        [first, second, more @ ..] => {
+            format!("nodes {first}, {second} and {} more: {reason}", more.len())
+        }
+        [] => reason.to_owned(),
+    };
+    groups.into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_reasons_are_one_line() {
+        let node = |at: usize, reason: &str| NodeReport { node: format!("n{at}"), reason: reason.to_owned() };
+        let mut nodes: Vec<NodeReport> =
+            (0..199).map(|at| node(at, "the pod's nodeSelector excludes it")).collect();
+        nodes.push(node(199, "needs 0.5 GPU"));
+        let lines = by_reason(&nodes);
+        assert_eq!(
+            lines,
+            ["nodes n0, n1 and 197 more: the pod's nodeSelector excludes it", "node n199: needs 0.5 GPU"]
+        );
+        assert_eq!(by_reason(&nodes[198..]).len(), 2);
+    }
 }
