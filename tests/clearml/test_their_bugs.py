@@ -108,7 +108,7 @@ def test_memory_is_what_the_driver_says(server):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--queue", "half=0.3"], "not a multiple of 0.125"),
+        (["--queue", "third=0.3333"], "in steps of 0.001"),
         (["--queue", "q=1.25"], "nearest are 1 and 2"),
         (["--queue", "q=0"], "zero GPUs"),
         (["--queue", "q=x"], "not a number of GPUs"),

@@ -4,9 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GpuRequest, Milli};
 
-/// Step of a fraction in a queue specification, in thousandths: an eighth of a GPU.
-const STEP: u32 = 125;
-
 /// The slice of a task from a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -92,12 +89,6 @@ fn amount(text: &str, spec: &str) -> Result<GpuRequest, QueueSpecError> {
             Err(QueueSpecError::NotWhole(text.to_owned(), m / 1000, m / 1000 + 1))
         }
         m if m >= 1000 => Ok(GpuRequest::Gpus(m / 1000)),
-        m if m % STEP != 0 => {
-            let below = m / STEP * STEP;
-            let (above, text) = (Milli(below + STEP), text.to_owned());
-            let nearest = if below == 0 { above.to_string() } else { format!("{} or {above}", Milli(below)) };
-            Err(QueueSpecError::Step(text, nearest))
-        }
         m => Ok(GpuRequest::Fraction(Milli(m).into())),
     }
 }
@@ -125,18 +116,15 @@ pub enum QueueSpecError {
     Several(String, String),
     /// Not a number.
     #[error(
-        "--queue {0}: not a number of GPUs; write a multiple of 0.125 up to 1, a whole number, MIN-MAX, task or none"
+        "--queue {0}: not a number of GPUs; write a part in steps of 0.001 (0.1), a whole number, MIN-MAX, task or none"
     )]
     NotANumber(String),
     /// Zero.
-    #[error("--queue {0}: zero GPUs; the smallest part is 0.125, and none gives no GPU")]
+    #[error("--queue {0}: zero GPUs; the smallest part is 0.001, and none gives no GPU")]
     Zero(String),
     /// Above one and not whole.
     #[error("--queue {0}: above one GPU only whole numbers are possible; nearest are {1} and {2}")]
     NotWhole(String, u32, u32),
-    /// Not an eighth.
-    #[error("--queue {0}: not a multiple of 0.125; nearest is {1}")]
-    Step(String, String),
     /// A range of something else than whole GPUs.
     #[error("--queue {0}: a range is MIN-MAX in whole GPUs, for example 1-4")]
     RangeNotWhole(String),
@@ -155,6 +143,8 @@ mod tests {
         assert_eq!(want("dual_gpus=2"), Ok(QueueWant::Fixed(GpuRequest::Gpus(2))));
         assert_eq!(want("quarter_gpu=0.25"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(250).into()))));
         assert_eq!(want("half_gpu=0.500"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(500).into()))));
+        assert_eq!(want("twentieth=0.05"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(50).into()))));
+        assert_eq!(want("least=0.001"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(1).into()))));
         assert_eq!(want("single_gpu=1"), Ok(QueueWant::Fixed(GpuRequest::Gpus(1))));
         assert_eq!(want("opp=1-4"), Ok(QueueWant::Range { min: 1, max: 4 }));
         assert_eq!(want("default=task"), Ok(QueueWant::Task));
@@ -165,13 +155,12 @@ mod tests {
     #[test]
     fn refusals_name_the_queue_and_the_remedy() {
         let says = |text: &str| QueueSpec::parse(text).unwrap_err().to_string();
-        assert_eq!(says("half=0.3"), "--queue half=0.3: not a multiple of 0.125; nearest is 0.25 or 0.375");
-        assert_eq!(says("x=0.06"), "--queue x=0.06: not a multiple of 0.125; nearest is 0.125");
+        assert!(says("third=0.3333").contains("in steps of 0.001"));
         assert_eq!(
             says("half=1.25"),
             "--queue half=1.25: above one GPU only whole numbers are possible; nearest are 1 and 2"
         );
-        assert!(says("half=0").starts_with("--queue half=0: zero GPUs; the smallest part is 0.125"));
+        assert!(says("half=0").starts_with("--queue half=0: zero GPUs; the smallest part is 0.001"));
         assert!(says("x=abc").contains("not a number of GPUs"));
         assert!(says("x=-2").contains("not a number of GPUs"));
         assert!(says("half_gpu").contains("NAME=SPEC"));

@@ -270,7 +270,10 @@ mod tests {
             ("node a 1xT4", "line 1: \"T4\": a GPU model ends in its memory, for example A100-40GB"),
             ("node a yxT4-16GB", "line 1: \"yxT4-16GB\": write COUNTxMODEL-<n>GB"),
             ("at 0 submit t q", "line 1: there is no queue q; write: queue q=SPEC"),
-            ("queue q=0.3", "line 1: --queue q=0.3: not a multiple of 0.125; nearest is 0.25 or 0.375"),
+            (
+                "queue q=1.25",
+                "line 1: --queue q=1.25: above one GPU only whole numbers are possible; nearest are 1 and 2",
+            ),
             ("at x end t", "line 1: \"x\" is not a time in seconds"),
             (
                 "node a 1xT4-16GB\nat 0 lose a:1",
