@@ -13,6 +13,8 @@ CANTLE_WORLD_SEEDS="${CANTLE_WORLD_SEEDS:-10000}" cargo test --workspace --locke
 .venv/bin/python tests/faults/faults.py --write docs/faults.md || echo "not all faults end as expected: docs/faults.md"
 # Tokens, key pairs, cookies and answers of an identity provider: none gets in.
 CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --lib -- --nocapture hostile no_answer_for
+# Requests with the ids of hidden things: none makes the server fail, shows them, or changes them.
+CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --test hostile_requests -- --nocapture
 fuzz/run.sh "${CANTLE_FUZZ_SECONDS:-600}"
 CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-node --lib mig::tests::tasks_come -- --nocapture
 # Each MIG call is a process here, as in production; seventeen test processes at once.

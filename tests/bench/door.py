@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The cost of clients without keys for a server: 20,000 idle connections, 2,000 half requests, 30 bodies of 60 MiB, 2,100 connections from each of two
-networks that send a byte now and then, all without keys. Prints the growth of its
-memory and how long a user's request takes meanwhile; fails above 50 MiB. Needs root, for the machine. `door.py [CONNECTIONS]`
+networks that send a byte now and then, all without keys; and of one member's lists over 60 large tasks. Prints the growth of its
+memory and how long requests of others take meanwhile; fails above 50 MiB. Needs root, for the machine. `door.py [CONNECTIONS]`
 """
 
+import base64
 import contextlib
 import http.client
+import json
 import multiprocessing
 import os
 import pathlib
@@ -26,6 +28,8 @@ HALF = b"POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Le"
 LARGE = 60 << 20
 # Both networks have all that one may have. Closed connections are opened again.
 NETWORKS, OF_EACH, DRIP_S = ("127.0.0.1", "127.0.1.1"), 2100, 40
+# The longest documents that a server takes (an older one took 15 MB), and what others wait for at most.
+TASKS, COMMENTS, LISTS_S, MEANWHILE_S = 60, (15_000_000, 4_000_000), 20, 1
 
 
 def resident_mib(pid):
@@ -124,6 +128,74 @@ def dripping(address):
     return max(took) <= SLOW_S
 
 
+class Keys:
+    """A user's key pair, as calls of the API."""
+
+    def __init__(self, address, pair):
+        self.address = address
+        self.headers = {"Authorization": "Basic " + base64.b64encode(":".join(pair).encode()).decode()}
+
+    def call(self, endpoint, **body):
+        connection = http.client.HTTPConnection(*self.address, timeout=120)
+        with contextlib.closing(connection):
+            connection.request("POST", f"/{endpoint}", json.dumps(body), self.headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    def timed(self, endpoint, **body):
+        began = time.monotonic()
+        status, _ = self.call(endpoint, **body)
+        return time.monotonic() - began, status
+
+
+def make_large(member):
+    """Tasks with comments as long as the server takes them."""
+    for length in COMMENTS:
+        body = {"type": "training", "comment": "x" * length}
+        if member.call("tasks.create", name="first", **body)[0] == 200:
+            for n in range(TASKS - 1):
+                member.call("tasks.create", name=f"large {n}", **body)
+            return length
+    raise SystemExit("door: the server takes no large task")
+
+
+def lists(address, pid, admin):
+    """One member's lists that read all of its large tasks: how long a stranger and a viewer wait meanwhile at most."""
+    people = {}
+    for name, role in (("door-member", "member"), ("door-viewer", "viewer")):
+        _, made = admin.call("cantle.add_user", name=name, role=role)
+        people[name] = Keys(address, (made["data"]["access_key"], made["data"]["secret_key"]))
+    member, viewer = people["door-member"], people["door-viewer"]
+    length = make_large(member)
+    one = viewer.call("tasks.get_all_ex", page_size=1, only_fields=["name"])[1]["data"]["tasks"][0]["id"]
+    over, took, peak = threading.Event(), [], Peak(pid)
+    before = resident_mib(pid)
+
+    def attack(body):
+        while not over.is_set():
+            took.append(member.timed("tasks.get_all_ex", **body))
+
+    pattern = {"_any_": {"pattern": "(?:.*q){9}z", "fields": ["comment"]}}
+    threads = [threading.Thread(target=attack, args=(body,)) for body in (pattern, pattern, {}, {"search_text": "zzz"})]
+    for thread in threads:
+        thread.start()
+    stranger, listed, end = [], [], time.monotonic() + LISTS_S
+    while time.monotonic() < end:
+        stranger.append(request(address, "127.0.0.2"))
+        waited, status = viewer.timed("tasks.get_all_ex", id=[one], only_fields=["name"])
+        assert status == 200, status
+        listed.append(waited)
+        time.sleep(0.1)
+    over.set()
+    for thread in threads:
+        thread.join()
+    slowest = max(stranger), max(listed)
+    print(f"door: {len(threads)} lists of one member at a time over {TASKS} tasks of {length / 1e6:.0f} MB: {len(took)} answers in {LISTS_S} s, the slowest "
+          f"after {max(wait for wait, _ in took):.1f} s, {peak.end() - before:.0f} MiB more at most; meanwhile a stranger's slowest of {len(stranger)} requests "
+          f"{slowest[0] * 1000:.0f} ms, a viewer's slowest of {len(listed)} lists {slowest[1] * 1000:.0f} ms")
+    return max(slowest) <= MEANWHILE_S
+
+
 def measure(name, pid, address, attack):
     before, peak = resident_mib(pid), Peak(pid)
     held = attack()
@@ -161,12 +233,15 @@ def main():
             pid = cantle.background[0].pid
             address = ("127.0.0.1", int(re.search(r"127.0.0.1:(\d+)", cantle.log("server.log"))[1]))
             slowest_request(address)
+            (keys,) = cantle.json("credentials")
+            pair = keys["access_key"], keys["secret_key"]
             count = min(int(sys.argv[1]) if sys.argv[1:] else 20_000, most - 200)
             done = [
                 measure(f"{count} idle connections", pid, address, lambda: [connect(address) for _ in range(count)]),
                 measure("2,000 half requests", pid, address, lambda: [connect(address, HALF) for _ in range(2000)]),
                 measure("30 bodies of 60 MiB", pid, address, lambda: large_bodies(address)),
                 dripping(address),
+                lists(address, pid, Keys(address, pair)),
             ]
         finally:
             cantle.stop()

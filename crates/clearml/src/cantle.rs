@@ -216,12 +216,17 @@ pub struct GetTasks {
     /// In one of these states.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub status: Vec<TaskStatus>,
+    /// Only the tasks that have this name, or whose ids begin with this (4 characters or more). All else but `limit` is no condition
+    /// then.
+    pub find: Option<String>,
     /// From this queue (name or id).
     pub queue: Option<String>,
     /// Of this project (name or id).
     pub project: Option<String>,
     /// Of this user (name or id).
     pub user: Option<String>,
+    /// Only those of the caller.
+    pub mine: bool,
     /// Maximum number of tasks; 500 by default.
     pub limit: Option<u64>,
     /// Only tasks made before this one, by its id: the last task of an answer leads to the next ones.

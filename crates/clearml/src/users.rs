@@ -139,6 +139,40 @@ pub struct NewKey {
     pub secret_key: String,
 }
 
+/// `users.get_current_user`: the caller.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetCurrentUser {}
+endpoint!("users.get_current_user", GetCurrentUser => CurrentUser);
+
+/// Answer of `users.get_current_user`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CurrentUser {
+    /// The caller.
+    pub user: OwnUser,
+}
+
+/// The caller, as far as cantle's own programs ask.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OwnUser {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Its roles. ClearML's own server names none.
+    pub cantle_roles: Vec<OwnRole>,
+}
+
+/// A role of the caller.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct OwnRole {
+    /// Its name.
+    pub role: String,
+    /// The project at the top of the tree in which it holds; empty: all projects.
+    pub project: String,
+}
+
 /// `cantle.remove_user`: revokes its keys and roles. Its tasks stay and keep its name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RemoveUser {

@@ -1,19 +1,17 @@
 //! Translates HTTP requests to calls, and results to responses. Any method is accepted, also GET with a body, and
 //! versions in the path.
 
-use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{self, ConnectInfo, DefaultBodyLimit, RawQuery, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
 use serde_json::{Map, Value, json};
-use tokio::sync::Semaphore;
 use tracing::Instrument as _;
 
 use crate::app::{App, Call};
@@ -28,6 +26,9 @@ use crate::{files, health, login, metrics, open, services};
 
 /// Limit of a request's body. Uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 16 << 20;
+/// Limit of a name or a message. They are shown in lists.
+const SHORT_TEXT_BYTES: usize = 64 << 10;
+const SHORT_TEXTS: [&str; 5] = ["name", "new_name", "new_task_name", "status_message", "status_reason"];
 /// A batch of logs or plots may be larger.
 const BATCH_LIMIT_BYTES: usize = 64 << 20;
 
@@ -65,25 +66,17 @@ impl Service {
     }
 }
 
-/// Lists may read and write out many records. Agents, which ask for one task, must not wait for a core until all of them are made.
-const LISTS: [&str; 5] =
-    ["cantle.get_tasks", "models.get_all", "models.get_all_ex", "tasks.get_all", "tasks.get_all_ex"];
-
 /// The endpoints and the state that they share.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) app: Arc<App>,
     routes: Arc<Routes>,
     service: Service,
-    /// Maximum number of lists that are made at once; the others wait.
-    lists: Arc<Semaphore>,
 }
 
 impl Api {
     pub(crate) fn new(app: Arc<App>, service: Service) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let lists = Arc::new(Semaphore::new((cores / 2).max(1)));
-        Self { app, routes: Arc::new(services::routes()), service, lists }
+        Self { app, routes: Arc::new(services::routes()), service }
     }
 
     /// A call from within the server, answered as one from outside.
@@ -117,7 +110,8 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .merge(ui::router(ui))
         .merge(login::router(Arc::clone(&app)))
         .merge(login::calls(Arc::clone(&app)))
-        .layer(middleware::from_fn_with_state(app, open::guard))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), open::guard))
+        .layer(middleware::from_fn_with_state(app, protect))
         .layer(middleware::from_fn(close_to_sdk))
 }
 
@@ -129,6 +123,23 @@ async fn close_to_sdk(request: extract::Request, next: middleware::Next) -> Resp
     let mut response = next.run(request).await;
     if is_sdk {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// What a browser is told about each answer that says nothing else, as pages of the UI do: it is no page, it may not be guessed to be
+/// one, and no other site may show it. With TLS: there is no other way to this server.
+async fn protect(State(app): State<Arc<App>>, request: extract::Request, next: middleware::Next) -> Response {
+    const HEADERS: [(HeaderName, &str); 3] = [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'; sandbox"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    let of_tls = app.door.is_tls.then_some((header::STRICT_TRANSPORT_SECURITY, "max-age=31536000"));
+    for (name, value) in HEADERS.into_iter().chain(of_tls) {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     response
 }
@@ -219,12 +230,11 @@ async fn act(
         _ => {
             let mut body = object(body)?;
             api.service.strip(endpoint, &mut body);
+            texts_are_short(&body)?;
             // This one asks by itself, as that for many events does: an unknown task is a bad event there, not a bad call.
             if endpoint != "events.add" {
                 caller.passed = rights::check(call, rule, &body).await?;
             }
-            // It is never closed, so there is always a turn.
-            let _turn = if LISTS.contains(&endpoint) { api.lists.acquire().await.ok() } else { None };
             if !rule.audited {
                 return api.routes.call(endpoint, caller, body).await;
             }
@@ -255,6 +265,22 @@ fn object(body: &[u8]) -> Result<Value, ApiError> {
         Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
         Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}")).caused_by(error)),
     }
+}
+
+/// Refuses long names and messages, of the request and of the task in it.
+fn texts_are_short(body: &Value) -> Result<(), ApiError> {
+    let objects = [Some(body), body.get("task")];
+    let texts = objects
+        .into_iter()
+        .flatten()
+        .flat_map(|object| SHORT_TEXTS.iter().filter_map(|name| Some((*name, object.get(name)?.as_str()?))));
+    for (name, text) in texts {
+        if text.len() > SHORT_TEXT_BYTES {
+            let text = format!("{name}: {} bytes; at most {SHORT_TEXT_BYTES}", text.len());
+            return Err(ApiError::invalid(text));
+        }
+    }
+    Ok(())
 }
 
 /// `/v2.23/tasks.get_all` → `2.23` and `tasks.get_all`. Clients whose configured address ends in `/api` send a prefix.
@@ -289,6 +315,18 @@ mod tests {
         assert_eq!(split_path("/api/v2.5/queues.get_all/"), (Some("2.5"), "queues.get_all"));
         assert_eq!(split_path("/vault/x"), (None, "vault/x"));
         assert_eq!(split_path("//"), (None, ""));
+    }
+
+    #[test]
+    fn names_and_messages_are_short() {
+        let long = "x".repeat(SHORT_TEXT_BYTES + 1);
+        for body in [json!({"name": long}), json!({"task": {"name": long}}), json!({"status_message": long})]
+        {
+            assert_eq!(texts_are_short(&body).unwrap_err().code, 400);
+        }
+        for body in [json!({"comment": long}), json!({"task": "id", "name": &long[1..]}), json!([])] {
+            assert!(texts_are_short(&body).is_ok());
+        }
     }
 
     #[test]

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_clearml::StopRequest;
-use cantle_store::{AuditRow, Change, ProjectRow, Scope, Store, StoreError, TaskFilter};
+use cantle_store::{AuditRow, Change, ProjectRow, Store, StoreError, TaskFilter};
 use tokio::sync::Notify;
 
 use crate::clock::now_us;
 use crate::error::ApiError;
-use crate::files::Files;
+use crate::failures::Failures;
+use crate::files::{Deleted, Files};
 use crate::health::Health;
 use crate::identity::Keys;
+use crate::lists::Lists;
 use crate::login::{Kubernetes, Login, foreign_token};
 use crate::records::Records;
 use crate::rights::audit::{Logins, Refusals};
@@ -27,6 +29,8 @@ pub(crate) const USER: &str = "cantle-user";
 /// Id of the user who reads everything and changes nothing.
 pub(crate) const VIEWER: &str = "cantle-viewer";
 
+/// HTTP's status for wrong keys.
+const UNAUTHORIZED: u16 = 401;
 /// Subcode of 401 for a token of Kubernetes: ClearML's for an invalid one.
 const REFUSED_TOKEN: u32 = 30;
 
@@ -36,12 +40,16 @@ pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
     pub(crate) files: Files,
+    pub(crate) deleted: Deleted,
     pub(crate) people: People,
     pub(crate) refusals: Refusals,
     pub(crate) logins: Logins,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
+    pub(crate) lists: Lists,
+    /// Wrong keys.
+    pub(crate) failures: Failures,
     /// Of several servers on one database, this one does the periodic work.
     pub(crate) leads: AtomicBool,
     /// `leads` has changed.
@@ -125,12 +133,21 @@ impl App {
         }
     }
 
-    /// Identifies the caller by the `Authorization` header, and records that the key was used.
+    /// Identifies the caller by the `Authorization` header, and records that the key was used. The answer to wrong keys is delayed
+    /// ([`Failures`]).
     pub(crate) async fn caller(
         &self,
         authorization: Option<&str>,
         ip: &str,
     ) -> Result<Arc<Principal>, ApiError> {
+        let found = self.identify(authorization, ip).await;
+        if authorization.is_some() && found.as_ref().is_err_and(|error| error.code == UNAUTHORIZED) {
+            tokio::time::sleep(self.failures.delay(ip.parse().ok())).await;
+        }
+        found
+    }
+
+    async fn identify(&self, authorization: Option<&str>, ip: &str) -> Result<Arc<Principal>, ApiError> {
         let token = foreign_token(authorization).filter(|_| !self.keys.is_open());
         let who = match (&self.kubernetes, token) {
             (Some(kubernetes), Some(token)) => self.of_cluster(kubernetes, token).await?,
@@ -175,29 +192,21 @@ impl Call {
         Self { app, now_us: now_us(), ip, who, store, passed: Passed::default() }
     }
 
-    /// The tasks, models and projects that the caller may see; `None`: everything.
-    pub(crate) fn seen(&self) -> Option<Scope> {
-        self.who.scope(Right::See)
-    }
-
     /// The projects that the caller may see, by name.
     pub(crate) async fn projects(&self) -> Result<Vec<ProjectRow>, StoreError> {
-        self.store.projects_seen(self.seen().as_ref()).await
+        self.store.projects(&self.seen()).await
     }
 
     /// The waiting and running tasks that the caller may see; `None`: all.
     pub(crate) async fn active_seen(&self) -> Result<Option<BTreeSet<String>>, StoreError> {
-        match self.seen() {
-            None => Ok(None),
-            Some(scope) => Ok(Some(self.store.active_seen(&scope).await?.into_iter().collect())),
-        }
+        Ok(self.store.active_seen(&self.seen()).await?.map(|ids| ids.into_iter().collect()))
     }
 
     /// Whether the caller may read the output of a task.
     pub(crate) async fn may_read(&self, task: &str) -> Result<bool, StoreError> {
-        let Some(scope) = self.who.scope(Right::Read) else { return Ok(true) };
-        let filter = TaskFilter { ids: vec![task.to_owned()], scope: Some(scope), ..TaskFilter::default() };
-        Ok(!self.store.task_ids(&filter).await?.is_empty())
+        let read = self.read();
+        let filter = TaskFilter { ids: vec![task.to_owned()], ..TaskFilter::default() };
+        Ok(read.is_all() || !self.store.task_ids(&read, filter).await?.is_empty())
     }
 
     /// A change of state now, with the caller's reason and message.

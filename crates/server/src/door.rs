@@ -24,8 +24,8 @@ use tokio::time::{Instant, Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-pub(crate) use places::Standing;
 use places::{Place, Places};
+pub(crate) use places::{Standing, network_of};
 
 /// Connections at once, unless this process may open fewer files.
 const CONNECTIONS: usize = 4096;

@@ -97,6 +97,7 @@ impl From<StoreError> for ApiError {
             StoreError::NoQueue(_) => subcode::INVALID_QUEUE_ID,
             StoreError::NoProject(_) => subcode::INVALID_PROJECT_ID,
             StoreError::NoModel(_) => subcode::INVALID_MODEL_ID,
+            StoreError::LongDocument { .. } | StoreError::ManyDocuments { .. } => subcode::VALIDATION,
             StoreError::AlreadyQueued { .. } => subcode::TASK_ALREADY_QUEUED,
             StoreError::NotInQueue { .. } => subcode::TASK_NOT_IN_QUEUE,
             StoreError::Status { .. }

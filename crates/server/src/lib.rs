@@ -10,6 +10,7 @@ mod clock;
 mod config;
 mod door;
 mod error;
+mod failures;
 mod files;
 mod filter;
 mod gpu_times;
@@ -17,6 +18,7 @@ mod health;
 #[cfg(test)]
 mod hostile;
 mod identity;
+mod lists;
 mod lock;
 mod login;
 mod metrics;
@@ -198,6 +200,15 @@ impl ServerError {
     }
 }
 
+/// Refuses to serve an address that other machines reach without keys, or without encryption.
+fn may_listen(config: &ServerConfig, reachable: Option<SocketAddr>) -> Result<(), ServerError> {
+    match reachable {
+        Some(address) if config.open => Err(ServerError::Open(address)),
+        Some(address) if config.tls.is_none() && !config.insecure_http => Err(ServerError::Plain(address)),
+        _ => Ok(()),
+    }
+}
+
 impl Server {
     /// Opens database and socket. Connections wait from now on; they are answered by [`Server::serve`].
     ///
@@ -213,16 +224,8 @@ impl Server {
         let kubernetes = config.kubernetes.as_ref().map(login::Kubernetes::new).transpose()?;
         let public_url = config.url.as_deref().map(public_url).transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
-        if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
-            && !address.ip().is_loopback()
-        {
-            if config.open {
-                return Err(ServerError::Open(address));
-            }
-            if certificate.is_none() && !config.insecure_http {
-                return Err(ServerError::Plain(address));
-            }
-        }
+        let address = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok());
+        may_listen(config, address.filter(|address| !address.ip().is_loopback()))?;
         // A server that runs here has the address too, as a rule; it is the one to name.
         let lock = StateLock::hold(&config.state_dir)?.and_database(&database)?;
         let listener = listener.map_err(busy)?;
@@ -247,6 +250,9 @@ impl Server {
             files,
             usage_half_life_ms,
             health: health::Health::default(),
+            lists: lists::Lists::default(),
+            failures: failures::Failures::default(),
+            deleted: files::Deleted::default(),
             leads: AtomicBool::new(false),
             led: tokio::sync::Notify::new(),
             login: login.map(|login| login.for_server(&url)),

@@ -85,10 +85,19 @@ pub(crate) fn list<T: Listed>(
     body: &Map<String, Value>,
     name: &str,
 ) -> Result<Value, ApiError> {
-    let (filter, paging) = (Filter::parse(spec, body)?, Paging::read(body)?);
+    let filter = Filter::parse(spec, body)?;
+    page(rows.iter().map(Listed::object).filter(|object| filter.matches(object)).collect(), spec, body, name)
+}
+
+/// The same of the objects that meet the request's conditions.
+pub(crate) fn page(
+    mut objects: Vec<Value>,
+    spec: &Spec,
+    body: &Map<String, Value>,
+    name: &str,
+) -> Result<Value, ApiError> {
+    let paging = Paging::read(body)?;
     let window = paging.window(true)?;
-    let mut objects: Vec<Value> =
-        rows.iter().map(Listed::object).filter(|object| filter.matches(object)).collect();
     for field in paging.order_by.iter().rev() {
         let (field, down) = field.strip_prefix('-').map_or((field.as_str(), false), |field| (field, true));
         if !spec.fields.contains(&field.split('.').next().unwrap_or(field)) {
@@ -167,15 +176,26 @@ fn copy_path(from: &Value, path: &str, to: &mut Map<String, Value>) {
     to.insert(first.to_owned(), Value::Object(below));
 }
 
+/// Limit of a regular expression, as text and compiled: the time of a search grows with it.
+const PATTERN_BYTES: usize = 16 << 10;
+const COMPILED_BYTES: usize = 512 << 10;
+
 /// A client's pattern for names.
 pub(crate) fn pattern(text: Option<&str>) -> Result<Option<Regex>, ApiError> {
     let Some(text) = text else {
         return Ok(None);
     };
-    let compiled = regex::RegexBuilder::new(text).size_limit(1 << 20).build();
-    compiled.map(Some).map_err(|_| {
-        let message = format!("\"{}\" is not a regular expression", text.escape_default());
-        ApiError::new(400, subcode::INVALID_REGEX, message)
+    let refused = |message| ApiError::new(400, subcode::INVALID_REGEX, message);
+    if text.len() > PATTERN_BYTES {
+        let message = format!("a regular expression of {} bytes; at most {PATTERN_BYTES}", text.len());
+        return Err(refused(message));
+    }
+    regex::RegexBuilder::new(text).size_limit(COMPILED_BYTES).build().map(Some).map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => refused(format!(
+            "\"{}\" is too large a regular expression: write fewer repetitions ({{N}}) and classes (\\w)",
+            text.escape_default()
+        )),
+        _ => refused(format!("\"{}\" is not a regular expression", text.escape_default())),
     })
 }
 
@@ -231,5 +251,11 @@ mod tests {
             "as Python escapes it"
         );
         assert_eq!(pattern(Some("(")).unwrap_err().code, 400);
+        for large in [r"(\w{50}){50}".to_owned(), "x".repeat(PATTERN_BYTES + 1)] {
+            let refused = pattern(Some(&large)).unwrap_err();
+            assert!(refused.code == 400 && refused.message.len() < 200, "{}", refused.message);
+        }
+        let names: Vec<String> = (0..300).map(|n| format!("experiment-{n}")).collect();
+        assert!(pattern(Some(&format!("^({})$", names.join("|")))).is_ok(), "as the SDK lists names");
     }
 }

@@ -1,20 +1,21 @@
 //! The store as handlers see it: what is about one task or one model is reached with the proof that the caller may do this to
-//! it (`rights::Allowed`). Each method here hides the store's method of the same name, which takes an id.
+//! it (`rights::Allowed`), and a list with what the caller may see (`rights::Sight`). Each method here hides the store's method of
+//! the same name, which takes an id, or lists everything.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use cantle_model::TaskStatus;
 use cantle_store::{
-    Change, LatestScalar, LogLine, ModelRow, NamedRun, ReportRow, RunRow, Scalar, Store, StoreError,
-    TaskClaim, TaskEdit, TaskRow,
+    Change, EventRow, LatestScalar, LogLine, ModelRow, NamedRun, ParentTask, ProjectRow, ReportRow, RunRow,
+    Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow,
 };
 use serde_json::{Map, Value};
 
 use crate::app::App;
-use crate::rights::Allowed;
 use crate::rights::act::{Change as Changes, Outbid, Reads, Run, Sees};
 use crate::rights::object::{Model, Reporter, Task};
+use crate::rights::{Allowed, Sight};
 
 type Done<T> = Result<T, StoreError>;
 
@@ -37,6 +38,66 @@ impl Deref for Records {
 
     fn deref(&self) -> &Store {
         self.store()
+    }
+}
+
+/// Lists.
+impl Records {
+    pub(crate) async fn tasks(&self, seen: &Sight, filter: TaskFilter) -> Done<Vec<TaskRow>> {
+        self.store().tasks(&seen.of(filter)).await
+    }
+
+    pub(crate) async fn task_index(&self, seen: &Sight, filter: TaskFilter) -> Done<Vec<TaskIndex>> {
+        self.store().task_index(&seen.of(filter)).await
+    }
+
+    pub(crate) async fn task_ids(&self, seen: &Sight, filter: TaskFilter) -> Done<Vec<String>> {
+        self.store().task_ids(&seen.of(filter)).await
+    }
+
+    /// The waiting and running tasks; `None`: all of them.
+    pub(crate) async fn active_seen(&self, seen: &Sight) -> Done<Option<Vec<String>>> {
+        match seen.scope() {
+            None => Ok(None),
+            Some(scope) => self.store().active_seen(scope).await.map(Some),
+        }
+    }
+
+    pub(crate) async fn parents_of(&self, seen: &Sight, projects: &[String]) -> Done<Vec<ParentTask>> {
+        self.store().parents_of(projects, seen.scope()).await
+    }
+
+    pub(crate) async fn models_seen(
+        &self,
+        seen: &Sight,
+        ids: &[String],
+        tasks: &[String],
+    ) -> Done<Vec<ModelRow>> {
+        self.store().models_seen(ids, tasks, seen.scope()).await
+    }
+
+    pub(crate) async fn model_sizes_seen(
+        &self,
+        seen: &Sight,
+        ids: &[String],
+        tasks: &[String],
+    ) -> Done<Vec<(String, usize)>> {
+        self.store().model_sizes_seen(ids, tasks, seen.scope()).await
+    }
+
+    pub(crate) async fn projects(&self, seen: &Sight) -> Done<Vec<ProjectRow>> {
+        self.store().projects_seen(seen.scope()).await
+    }
+
+    /// Those of one task, or of all.
+    pub(crate) async fn events(
+        &self,
+        seen: &Sight,
+        task: Option<&str>,
+        after: Option<i64>,
+        limit: i64,
+    ) -> Done<Vec<EventRow>> {
+        self.store().events_seen(task, after, limit, seen.scope()).await
     }
 }
 

@@ -261,3 +261,100 @@ async fn a_project_has_one_spelling() {
         "{names:?}"
     );
 }
+
+/// Roles are given in a project, not in all that will ever have its name.
+#[tokio::test]
+async fn a_new_project_inherits_no_roles_from_a_deleted_one() {
+    let world = World::start().await;
+    let first = world.made("admin", "projects.create", json!({"name": "thesis", "description": ""})).await;
+    let role = json!({"who": "carol", "role": "manager", "project": "thesis"});
+    world.ok("admin", "cantle.set_role", role).await;
+    world.made("carol", "tasks.create", json!({"name": "t", "type": "training", "project": first})).await;
+    world.ok("carol", "projects.delete", json!({"project": first, "force": true})).await;
+    let second = world.made("admin", "projects.create", json!({"name": "thesis", "description": ""})).await;
+    let secret = world
+        .made("admin", "tasks.create", json!({"name": "s", "type": "training", "project": second}))
+        .await;
+    world.refused("carol", "tasks.get_by_id", json!({"task": secret})).await;
+    world.refused("carol", "tasks.delete", json!({"task": secret, "force": true})).await;
+    world.refused("carol", "tasks.create", json!({"name": "t", "type": "training", "project": second})).await;
+    // The negative control: with a new name a project keeps its roles, and its old name has none.
+    world.ok("admin", "projects.update", json!({"project": world.speech, "name": "voice"})).await;
+    world
+        .made("carol", "tasks.create", json!({"name": "t", "type": "training", "project": world.speech}))
+        .await;
+    let speech = world.made("admin", "projects.create", json!({"name": "speech", "description": ""})).await;
+    world.refused("carol", "tasks.create", json!({"name": "t", "type": "training", "project": speech})).await;
+}
+
+/// The runs and events of a deleted task are kept under its id. Whoever gets the id gets to see them.
+#[tokio::test]
+async fn nobody_gets_the_id_of_a_deleted_task() {
+    let world = World::start().await;
+    let queue = world.made("admin", "queues.create", json!({"name": "q"})).await;
+    let new = |id: &str, project: &str| json!({"queue": queue, "id": id, "task": {"name": "n", "type": "training", "project": project}});
+    let id = "0123456789abcdef0123456789abcdef";
+    world.ok("ben", "cantle.submit_task", new(id, &world.vision)).await;
+    // The answer was lost: the same request again is no other task.
+    world.ok("ben", "cantle.submit_task", new(id, &world.vision)).await;
+    world.refused("carol", "cantle.submit_task", new(id, &world.speech)).await;
+    world.ok("ben", "tasks.delete", json!({"task": id, "force": true})).await;
+    for (who, project) in [("carol", &world.speech), ("ben", &world.vision)] {
+        world.refused(who, "cantle.submit_task", new(id, project)).await;
+    }
+    world.ok("carol", "cantle.submit_task", new(&id.replace('0', "f"), &world.speech)).await;
+}
+
+/// As ClearML's SDK does: the task first, then the models that it made, and then each file.
+#[tokio::test]
+async fn who_deleted_a_task_deletes_its_files_afterwards_and_nobody_else_does() {
+    let world = World::start().await;
+    let task = world
+        .made("ben", "tasks.create", json!({"name": "t", "type": "training", "project": world.vision}))
+        .await;
+    let path = format!("vision/t.{task}/models/net.pkl");
+    let file = format!("{}/files/{path}", world.server.client.url());
+    let with_keys = |who: &str, request: reqwest::RequestBuilder| {
+        let Credentials { access_key, secret_key } = &world.keys[who];
+        request.basic_auth(access_key, Some(secret_key))
+    };
+    let form = format!(
+        "--x\r\nContent-Disposition: form-data; name=\"{path}\"; filename=\"f\"\r\n\r\nweights\r\n--x--\r\n"
+    );
+    let upload = world.http.post(format!("{}/files", world.server.client.url()));
+    let upload = upload.header("Content-Type", "multipart/form-data; boundary=x").body(form);
+    assert_eq!(with_keys("ben", upload).send().await.unwrap().status(), 200);
+    let model = world
+        .made(
+            "ben",
+            "models.create",
+            json!({"name": "m", "uri": file, "task": task, "project": world.vision}),
+        )
+        .await;
+    let remove =
+        async |who: &str| with_keys(who, world.http.delete(&file)).send().await.unwrap().status().as_u16();
+    assert_ne!(remove("anna").await, 200, "the negative control: the task is there");
+    world.ok("ben", "tasks.delete", json!({"task": task, "force": true})).await;
+    world.ok("ben", "models.delete", json!({"model": model})).await;
+    for other in ["anna", "vera", "carol"] {
+        assert_ne!(remove(other).await, 200, "{other}");
+    }
+    assert_eq!(
+        with_keys("admin", world.http.get(&file)).send().await.unwrap().status(),
+        200,
+        "it is still there"
+    );
+    assert_eq!(remove("ben").await, 200);
+    assert_eq!(with_keys("admin", world.http.get(&file)).send().await.unwrap().status(), 404);
+}
+
+/// No id is no object. It was every object: the refusal named the project of the first one.
+#[tokio::test]
+async fn a_request_without_ids_is_about_nothing() {
+    let world = World::start().await;
+    world.task_with_output().await;
+    for body in [json!({}), json!({"task": ""}), json!({"task": []})] {
+        let (code, answer) = world.call("carol", "tasks.clone", body.clone()).await;
+        assert!((400..500).contains(&code) && !answer.to_string().contains("vision"), "{body}: {answer}");
+    }
+}

@@ -132,3 +132,44 @@ async fn a_stranger_says_in_time_what_it_wants() {
     }
     assert_eq!(known, None);
 }
+
+/// No answer is a page by accident: what a browser shows of the API and of files has no scripts and no other site around it.
+#[tokio::test]
+async fn answers_say_that_they_are_no_pages() {
+    let server = TestServer::start().await;
+    let http = reqwest::Client::new();
+    for path in ["debug.ping", "tasks.get_all", "files/x/y.html", "healthz", "metrics", "no.such"] {
+        let answer = http.get(format!("{}/{path}", server.client.url())).send().await.unwrap();
+        let header = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(header("x-content-type-options").as_deref(), Some("nosniff"), "{path}");
+        let policy = header("content-security-policy").unwrap();
+        assert!(policy.contains("default-src 'none'") && policy.contains("sandbox"), "{path}: {policy}");
+        assert_eq!(header("strict-transport-security"), None, "{path}: it is plain HTTP");
+    }
+}
+
+/// Wrong keys are answered later and later, the right ones at once.
+#[tokio::test]
+async fn guessing_keys_becomes_slow() {
+    let server = TestServer::start().await;
+    let http = reqwest::Client::new();
+    let guess = |n: u32| {
+        let request = http.get(format!("{}/debug.ping", server.client.url()));
+        request.basic_auth("NOSUCHKEY", Some(format!("guess{n}"))).send()
+    };
+    let began = tokio::time::Instant::now();
+    for n in 0..40 {
+        assert_eq!(guess(n).await.unwrap().status(), 401);
+    }
+    let guessed = began.elapsed();
+    // Without a delay it takes a fraction of that. The 21st to 40th wait 0.1, 0.2, … s, less what is forgiven meanwhile.
+    assert!(guessed > Duration::from_secs(5), "{guessed:?}");
+    let keys = cantle_server::CredentialsFile::read(server.dir.path()).unwrap().unwrap();
+    let request = http.get(format!("{}/debug.ping", server.client.url()));
+    let right = request.basic_auth(&keys.access_key, Some(&keys.secret_key)).send();
+    let right = tokio::select! {
+        answer = right => answer.unwrap(),
+        _ = guess(41) => panic!("a wrong key was answered before the right one"),
+    };
+    assert_eq!(right.status(), 200);
+}

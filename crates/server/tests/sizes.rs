@@ -70,21 +70,23 @@ async fn a_queue_says_what_it_gives() {
         [("half", "0.5"), ("two", "2"), ("few", "1-3"), ("none", "none"), ("own", "task"), ("both", "0.5")];
     serve(&server, "n1", &specs).await;
     serve(&server, "n2", &[("both", "task")]).await;
-    let wishes: [&[(&str, &str)]; 6] = [
+    let wishes: [&[(&str, &str)]; 8] = [
         &[],
         &[("gpu", "0.5")],
         &[("gpu", "1")],
         &[("gpus", "2")],
         &[("gpu_memory", "39Gi")],
         &[("mig_profile", "1g.5gb")],
+        &[("compute", "fair")],
+        &[("isolation", "shared")],
     ];
     let gives = |queue: &str| -> (&str, &[usize]) {
         match queue {
-            "half" => ("each task 0.5 GPU", &[0, 1]),
-            "two" => ("each task 2 GPUs", &[0, 3]),
-            "few" => ("each task 1 to 3 GPUs", &[0]),
+            "half" => ("each task 0.5 GPU", &[0, 1, 6, 7]),
+            "two" => ("each task 2 GPUs", &[0, 3, 6, 7]),
+            "few" => ("each task 1 to 3 GPUs", &[0, 6, 7]),
             "none" => ("tasks no GPU", &[0]),
-            _ => ("", &[0, 1, 2, 3, 4, 5]),
+            _ => ("", &[0, 1, 2, 3, 4, 5, 6, 7]),
         }
     };
     for (name, id) in &ids {

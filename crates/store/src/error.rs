@@ -38,6 +38,27 @@ pub enum StoreError {
         /// The demand of the task, in thousandths of a GPU.
         asked_milli: u64,
     },
+    /// A task or a model would have a longer document than there may be.
+    #[error("the document of a task or a model has at most {most} bytes; this one would have {bytes}")]
+    LongDocument {
+        /// How many it would have.
+        bytes: usize,
+        /// How many it may have.
+        most: usize,
+    },
+    /// A user's documents would take more than they may.
+    #[error(
+        "user {owner} has documents of {sum} bytes, and may have {most} in all, not counting those up to 64 KiB; delete tasks \
+         or models, or keep large texts as artifacts"
+    )]
+    ManyDocuments {
+        /// The id of the user.
+        owner: String,
+        /// How many bytes they have.
+        sum: u64,
+        /// How many they may have.
+        most: u64,
+    },
     /// No model has this id.
     #[error("Invalid model id: id={0}")]
     NoModel(String),

@@ -9,7 +9,7 @@ use cantle_model::TaskStatus::{
 use crate::data::{Change, TaskClaim, TaskRow};
 use crate::db::{Sql, Tx, query, query_as, query_scalar};
 use crate::state::{UNFILLED, stamp, status};
-use crate::tasks::{NewTask, insert, load};
+use crate::tasks::{NewTask, load};
 use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
@@ -52,7 +52,7 @@ impl Store {
     /// [`StoreError::NoProject`], [`StoreError::NoQueue`].
     pub async fn submit(&self, new: &NewTask, queue: &str, change: &Change) -> Result<(), StoreError> {
         let mut write = self.write_shared().await?;
-        let done = match insert(&mut write.tx, new, change.now_us).await {
+        let done = match self.insert(&mut write.tx, new, change.now_us).await {
             Ok(()) => self.enqueue_in(&mut write, &new.id, queue, change).await,
             Err(error) => Err(error),
         };

@@ -16,6 +16,7 @@ mod copy;
 mod data;
 mod database;
 mod db;
+mod documents;
 mod erase;
 mod error;
 mod events;
@@ -69,6 +70,7 @@ pub use data::{
     Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use database::Database;
+pub use documents::DOCUMENT_BYTES;
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use former::former_output;
@@ -96,6 +98,7 @@ pub struct Store {
     last_id: AtomicI64,
     bell: bell::Bell,
     takers: Arc<take::Takers>,
+    documents: documents::Documents,
 }
 
 /// One write: a transaction.
@@ -153,7 +156,15 @@ impl Store {
             Kind::Postgres => 0,
         };
         let last_id = AtomicI64::new(last_id);
-        Ok(Self { kind, writers, readers, last_id, bell: bell::Bell::default(), takers: Arc::default() })
+        Ok(Self {
+            kind,
+            writers,
+            readers,
+            last_id,
+            bell: bell::Bell::default(),
+            takers: Arc::default(),
+            documents: documents::Documents::default(),
+        })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.

@@ -31,9 +31,10 @@ impl Store {
     /// Makes a model.
     ///
     /// # Errors
-    /// Only if the database fails.
+    /// [`StoreError::LongDocument`], [`StoreError::ManyDocuments`].
     pub async fn create_model(&self, new: &ModelRow) -> Result<(), StoreError> {
         let mut write = self.write().await?;
+        let doc = self.document(&mut write.tx, &new.owner, 0, &new.doc).await?;
         query(
             "INSERT INTO models (id, name, task, project, created_us, last_update_us, doc, owner) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -44,7 +45,7 @@ impl Store {
         .bind(&new.project)
         .bind(new.created_us)
         .bind(new.last_update_us)
-        .bind(row::to_json(&new.doc)?)
+        .bind(doc)
         .bind(&new.owner)
         .execute(&mut write.tx)
         .await?;
@@ -76,7 +77,7 @@ impl Store {
     /// Changes a model's name, project, task and members of its `doc`.
     ///
     /// # Errors
-    /// [`StoreError::NoModel`].
+    /// [`StoreError::NoModel`]; those of its document.
     pub async fn update_model(
         &self,
         id: &str,
@@ -94,13 +95,14 @@ impl Store {
         };
         let mut merged = old.doc;
         merged.extend(doc);
+        let merged = self.document(&mut write.tx, &old.owner, 0, &merged).await?;
         let set = "UPDATE models SET name = $2, project = $3, task = $4, doc = $5, last_update_us = $6 WHERE id = $1";
         query(set)
             .bind(id)
             .bind(name.unwrap_or(&old.name))
             .bind(project.or(old.project.as_deref()))
             .bind(task.or(old.task.as_deref()))
-            .bind(row::to_json(&merged)?)
+            .bind(merged)
             .bind(now_us)
             .execute(&mut write.tx)
             .await?;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::data::ProjectRow;
 use crate::db::{Row, Sql, query};
+use crate::documents::sized;
 use crate::models::ModelRow;
 use crate::tasks::any_of;
 use crate::{Scope, Store, StoreError, row};
@@ -61,6 +62,10 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn owned_tasks(&self, ids: &[String]) -> Result<Vec<Owned>, StoreError> {
+        // No ids are no condition elsewhere; here they are no objects.
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut sql = Sql::new(
             "SELECT tasks.id, tasks.owner, projects.name AS project, tasks.made_by, tasks.status, \
              COALESCE(tasks.node, tasks.last_worker) AS held_by \
@@ -82,6 +87,10 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn owned_models(&self, ids: &[String]) -> Result<Vec<Owned>, StoreError> {
+        // No ids are no condition elsewhere; here they are no objects.
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut sql = Sql::new(
             "SELECT models.id, models.owner, projects.name AS project, models.task AS made_by \
              FROM models LEFT JOIN projects ON projects.id = models.project WHERE 1 = 1",
@@ -95,9 +104,62 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn params_of_tasks(&self, ids: &[String]) -> Result<Vec<Map<String, Value>>, StoreError> {
+        // No ids are no condition elsewhere; here they are no objects.
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut sql = Sql::new("SELECT tasks.doc FROM tasks WHERE 1 = 1");
         any_of(&mut sql, "tasks.id", ids);
         sql.build().fetch_all(&self.readers).await?.iter().map(|found| row::json(found, "doc")).collect()
+    }
+
+    /// The ids of tasks that begin like this, in their order.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn task_ids_from(&self, beginning: &str, limit: i64) -> Result<Vec<String>, StoreError> {
+        // Behind all hex digits.
+        let end = format!("{beginning}g");
+        let mut sql = Sql::new("SELECT id FROM tasks WHERE id >= ");
+        sql.push_bind(beginning.to_owned()).push(" AND id < ").push_bind(end);
+        sql.push(" ORDER BY id LIMIT ").push_bind(limit);
+        Ok(sql.build_scalar().fetch_all(&self.readers).await?)
+    }
+
+    /// Whether a task, perhaps a deleted one, had this id: there are runs or events of it.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn was_task(&self, id: &str) -> Result<bool, StoreError> {
+        for sql in [
+            "SELECT task FROM runs WHERE task = $1 LIMIT 1",
+            "SELECT task FROM happenings WHERE task = $1 LIMIT 1",
+        ] {
+            if query(sql).bind(id).fetch_optional(&self.readers).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The ids of the models that [`Store::models_seen`] finds, in its order, with the bytes of their documents.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn model_sizes_seen(
+        &self,
+        ids: &[String],
+        tasks: &[String],
+        scope: Option<&Scope>,
+    ) -> Result<Vec<(String, usize)>, StoreError> {
+        let mut sql = Sql::new("SELECT id, octet_length(doc) AS bytes FROM models WHERE 1 = 1");
+        any_of(&mut sql, "id", ids);
+        any_of(&mut sql, "task", tasks);
+        if let Some(scope) = scope {
+            scope.of_owned(&mut sql, "models");
+        }
+        sql.push(" ORDER BY created_us DESC, id");
+        sized(&sql.build().fetch_all(&self.readers).await?)
     }
 
     /// As [`Store::models`], but only what may be seen.

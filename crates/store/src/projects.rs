@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use crate::data::ProjectRow;
-use crate::db::query;
+use crate::db::{Tx, query};
+use crate::users::changed;
 use crate::{Store, StoreError, row};
 
 impl Store {
@@ -50,7 +51,7 @@ impl Store {
         found.as_ref().map_or_else(|| Err(StoreError::NoProject(id.to_owned())), row::project)
     }
 
-    /// Changes a project's name, description and members of its `doc`.
+    /// Changes a project's name, description and members of its `doc`. The roles in it go with a new name.
     ///
     /// # Errors
     /// [`StoreError::NoProject`], [`StoreError::NameTaken`].
@@ -83,10 +84,17 @@ impl Store {
             .bind(now_us)
             .execute(&mut write.tx)
             .await?;
+        if name != old.name {
+            let carry = "INSERT INTO user_grants (subject, project, role) \
+                 SELECT subject, $2, role FROM user_grants WHERE project = $1 ON CONFLICT DO NOTHING";
+            query(carry).bind(&old.name).bind(name).execute(&mut write.tx).await?;
+            take_roles_away(&mut write.tx, &old.name).await?;
+        }
         write.commit().await
     }
 
-    /// Deletes a project. With `force` its tasks lose their project.
+    /// Deletes a project, and the roles in it: a later project of that name is another one. With `force` its tasks lose their
+    /// project.
     ///
     /// # Errors
     /// [`StoreError::NoProject`], [`StoreError::ProjectHasTasks`].
@@ -98,10 +106,19 @@ impl Store {
         }
         let leave = query("UPDATE tasks SET project = NULL WHERE project = $1").bind(id);
         leave.execute(&mut write.tx).await?;
-        let done = query("DELETE FROM projects WHERE id = $1").bind(id).execute(&mut write.tx).await?;
-        if done == 0 {
+        let name = query("SELECT name FROM projects WHERE id = $1").for_change().bind(id);
+        let Some(row) = name.fetch_optional(&mut write.tx).await? else {
             return Err(StoreError::NoProject(id.to_owned()));
-        }
+        };
+        let name: String = row.try_get("name")?;
+        query("DELETE FROM projects WHERE id = $1").bind(id).execute(&mut write.tx).await?;
+        take_roles_away(&mut write.tx, &name).await?;
         write.commit().await
     }
+}
+
+/// Nobody has a role in the project of this name any more.
+async fn take_roles_away(tx: &mut Tx, project: &str) -> Result<(), StoreError> {
+    query("DELETE FROM user_grants WHERE project = $1").bind(project).execute(&mut *tx).await?;
+    changed(tx).await
 }

@@ -61,10 +61,10 @@ impl Store {
     /// Makes a task.
     ///
     /// # Errors
-    /// [`StoreError::NoProject`].
+    /// [`StoreError::NoProject`], [`StoreError::LongDocument`], [`StoreError::ManyDocuments`].
     pub async fn create_task(&self, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        insert(&mut write.tx, new, now_us).await?;
+        self.insert(&mut write.tx, new, now_us).await?;
         write.commit().await
     }
 
@@ -75,7 +75,7 @@ impl Store {
     pub async fn create_ended(&self, new: &[(i64, NewTask)], status: TaskStatus) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         for (now_us, new) in new {
-            insert(&mut write.tx, new, *now_us).await?;
+            self.insert(&mut write.tx, new, *now_us).await?;
             let end = query("UPDATE tasks SET status = $2, started_us = $3, completed_us = $3 WHERE id = $1");
             end.bind(&new.id).bind(status.as_str()).bind(now_us).execute(&mut write.tx).await?;
         }
@@ -94,7 +94,7 @@ impl Store {
     /// Changes a task; with `drafts_only` only a draft.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`], [`StoreError::NoProject`], [`StoreError::Status`].
+    /// [`StoreError::NoTask`], [`StoreError::NoProject`], [`StoreError::Status`]; those of its document.
     pub async fn edit_task(
         &self,
         id: &str,
@@ -118,6 +118,9 @@ impl Store {
             }
         }
         let index = old.index;
+        let tags = row::tags_to_json(edit.tags.as_ref().unwrap_or(&index.tags))?;
+        let system_tags = row::tags_to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?;
+        let doc = self.document(&mut write.tx, &old.owner, tags.len() + system_tags.len(), &doc).await?;
         // A request to stop stays until the agent handles it: a report of where the task runs must not overwrite it.
         let to_stop = index.status == TaskStatus::InProgress && old.stop_asked;
         let message = edit.status_message.as_ref().filter(|_| !to_stop);
@@ -132,12 +135,12 @@ impl Store {
         .bind(edit.kind.as_ref().unwrap_or(&index.kind))
         .bind(edit.project.as_ref().or(index.project.as_ref()))
         .bind(edit.parent.as_ref().or(index.parent.as_ref()))
-        .bind(row::tags_to_json(edit.tags.as_ref().unwrap_or(&index.tags))?)
-        .bind(row::tags_to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?)
+        .bind(tags)
+        .bind(system_tags)
         .bind(message.unwrap_or(&old.status_message))
         .bind(edit.status_reason.as_ref().unwrap_or(&old.status_reason))
         .bind(now_us)
-        .bind(row::to_json(&doc)?)
+        .bind(doc)
         .bind(i64::from(stop_asked))
         .execute(&mut write.tx)
         .await?;
@@ -147,7 +150,7 @@ impl Store {
     /// Changes members of a task's `doc` with a function that sees the old ones, in one step.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`].
+    /// [`StoreError::NoTask`]; those of its document.
     pub async fn update_task_doc(
         &self,
         id: &str,
@@ -155,11 +158,13 @@ impl Store {
         change: impl FnOnce(&mut Map<String, Value>) + Send,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let mut doc = load_whole(&mut write.tx, id).await?.doc;
+        let old = load_whole(&mut write.tx, id).await?;
+        let mut doc = old.doc;
         change(&mut doc);
+        let doc = self.document(&mut write.tx, &old.owner, 0, &doc).await?;
         query("UPDATE tasks SET doc = $2, last_update_us = $3 WHERE id = $1")
             .bind(id)
-            .bind(row::to_json(&doc)?)
+            .bind(doc)
             .bind(now_us)
             .execute(&mut write.tx)
             .await?;
@@ -206,6 +211,36 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Makes a task inside a write.
+    pub(crate) async fn insert(&self, tx: &mut Tx, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
+        project_must_exist(&mut *tx, new.project.as_deref()).await?;
+        let tags = row::tags_to_json(&new.tags)?;
+        let system_tags = row::tags_to_json(&new.system_tags)?;
+        let doc = self.document(tx, &new.owner, tags.len() + system_tags.len(), &new.doc).await?;
+        query(
+            "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
+             status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner, \
+             made_by) \
+             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11)",
+        )
+        .bind(&new.id)
+        .bind(&new.name)
+        .bind(&new.kind)
+        .bind(&new.project)
+        .bind(&new.parent)
+        .bind(tags)
+        .bind(system_tags)
+        .bind(now_us)
+        .bind(doc)
+        .bind(&new.owner)
+        .bind(&new.made_by)
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+}
+
 /// ` AND column IN (…)`, or nothing for no values. `column` is a literal of this crate, never input.
 pub(crate) fn any_of(sql: &mut Sql, column: &str, values: &[String]) {
     if values.is_empty() {
@@ -217,30 +252,6 @@ pub(crate) fn any_of(sql: &mut Sql, column: &str, values: &[String]) {
         list.push_bind(value.clone());
     }
     sql.push(")");
-}
-
-/// Makes a task inside a write.
-pub(crate) async fn insert(tx: &mut Tx, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
-    project_must_exist(&mut *tx, new.project.as_deref()).await?;
-    query(
-        "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
-         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner, made_by) \
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11)",
-    )
-    .bind(&new.id)
-    .bind(&new.name)
-    .bind(&new.kind)
-    .bind(&new.project)
-    .bind(&new.parent)
-    .bind(row::tags_to_json(&new.tags)?)
-    .bind(row::tags_to_json(&new.system_tags)?)
-    .bind(now_us)
-    .bind(row::to_json(&new.doc)?)
-    .bind(&new.owner)
-    .bind(&new.made_by)
-    .execute(tx)
-    .await?;
-    Ok(())
 }
 
 /// Reads a task inside a write, without what clients keep in it: that may be long.

@@ -109,7 +109,7 @@ fn chosen(server: &Connection, args: &DeleteArgs) -> Result<Vec<TaskView>, CliEr
         project: args.project.clone(),
         user: None,
         limit: Some(LIMIT),
-        older_than: None,
+        ..GetTasks::default()
     };
     let mut found = server.call(&request)?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|task| task.id == **id)) {

@@ -94,7 +94,7 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         project: args.project,
         user: args.user,
         limit: Some(args.limit.into()),
-        older_than: None,
+        ..GetTasks::default()
     };
     let found = Connection::open(context)?.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {

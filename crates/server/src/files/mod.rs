@@ -4,6 +4,7 @@
 //! fetch and delete an object. Objects are plain files of a directory, or objects of a bucket: `directory` and `bucket`.
 
 mod bucket;
+mod deleted;
 mod directory;
 mod error;
 mod location;
@@ -28,6 +29,7 @@ use crate::door::Peer;
 use crate::rights::{self, Act, Principal};
 
 use bucket::{Bucket, BucketUpload};
+pub(crate) use deleted::Deleted;
 use directory::{Directory, FileUpload};
 pub(crate) use error::FileError;
 pub(crate) use location::{LOCATION, Location};
@@ -265,10 +267,12 @@ async fn remove(
     let allowed = rights::may_use_file(&app, &who, &path, Act::Change).await;
     // ClearML's SDK has the server delete a task with its files, then deletes each file itself, and takes any other answer for
     // a failure. Where neither the file nor its task is left, there is nothing to protect.
-    if let Err(refused) = allowed
-        && (rights::has_owner(&app, &path).await? || app.files.has(&path).await?)
-    {
-        return Err(refused.into());
+    if let Err(refused) = allowed {
+        let has_owner = rights::has_owner(&app, &path).await?;
+        let was_theirs = !has_owner && app.deleted.are_by(&rights::tasks_in(&path), &who.user);
+        if !was_theirs && (has_owner || app.files.has(&path).await?) {
+            return Err(refused.into());
+        }
     }
     match app.files.delete(&path).await {
         Err(error) if !error.is_gone() => Err(error),

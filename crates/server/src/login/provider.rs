@@ -23,6 +23,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1 << 20;
 /// Endpoints and keys are taken again after this time, so that withdrawn keys go.
 const KNOWN_FOR: Duration = Duration::from_secs(3600);
+/// After a failure the provider is left alone for this time. Everybody who logs in meanwhile would wait for it, one after the other.
+const AWAY_FOR: Duration = Duration::from_secs(5);
 /// A token with an unknown key triggers a search for new keys, but not more often.
 const NEW_KEYS_AFTER: Duration = Duration::from_secs(10);
 
@@ -63,13 +65,21 @@ struct Known {
     since: Instant,
 }
 
+/// What was learned from the provider.
+#[derive(Default)]
+struct Memory {
+    known: Option<Known>,
+    /// When it could not be asked last.
+    failed: Option<Instant>,
+}
+
 /// The provider of this server.
 pub(super) struct Provider {
     http: Client,
     issuer: String,
     pub(super) client_id: String,
     secret: Option<String>,
-    known: Mutex<Option<Known>>,
+    known: Mutex<Memory>,
 }
 
 impl Provider {
@@ -95,10 +105,24 @@ impl Provider {
     /// Endpoints and keys, from memory if they are young enough for the caller.
     async fn known(&self, young: Duration) -> Result<(Arc<Endpoints>, Arc<JwkSet>), LoginError> {
         // Held over the fetch: callers that arrive meanwhile wait for the same answer.
-        let mut known = self.known.lock().await;
-        if let Some(known) = known.as_ref().filter(|known| known.since.elapsed() < young) {
+        let mut memory = self.known.lock().await;
+        if let Some(known) = memory.known.as_ref().filter(|known| known.since.elapsed() < young) {
             return Ok((Arc::clone(&known.endpoints), Arc::clone(&known.keys)));
         }
+        if memory.failed.is_some_and(|failed| failed.elapsed() < AWAY_FOR) {
+            return Err(LoginError::Away("it failed a moment ago; try again soon".to_owned()));
+        }
+        let asked = self.ask().await;
+        memory.failed = asked.is_err().then(Instant::now);
+        let (endpoints, keys) = asked.map(|(endpoints, keys)| (Arc::new(endpoints), Arc::new(keys)))?;
+        let known =
+            Known { endpoints: Arc::clone(&endpoints), keys: Arc::clone(&keys), since: Instant::now() };
+        memory.known = Some(known);
+        Ok((endpoints, keys))
+    }
+
+    /// Endpoints and keys, from the provider.
+    async fn ask(&self) -> Result<(Endpoints, JwkSet), LoginError> {
         let at = format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'));
         let endpoints: Endpoints = answer(self.http.get(at)).await?;
         if endpoints.issuer != self.issuer {
@@ -115,10 +139,7 @@ impl Provider {
             }
         }
         let keys: Keys = answer(self.http.get(&endpoints.jwks_uri)).await?;
-        let (endpoints, keys) = (Arc::new(endpoints), Arc::new(keys.readable()));
-        *known =
-            Some(Known { endpoints: Arc::clone(&endpoints), keys: Arc::clone(&keys), since: Instant::now() });
-        Ok((endpoints, keys))
+        Ok((endpoints, keys.readable()))
     }
 
     pub(super) async fn endpoints(&self) -> Result<Arc<Endpoints>, LoginError> {

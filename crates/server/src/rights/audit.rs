@@ -96,7 +96,7 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
         });
     }
     if let Some(wanted) = named("project") {
-        let rows = call.store.projects().await.unwrap_or_default();
+        let rows = call.app.store.projects().await.unwrap_or_default();
         let found = rows.into_iter().find(|row| row.id == wanted || row.name == wanted);
         return found.map_or(Value::Null, |row| json!({ "name": row.name, "quota": row.quota }));
     }

@@ -19,7 +19,7 @@ pub(crate) async fn may_use_file(
     if who.may_everywhere(if act == Act::Read { Right::Read } else { Right::Manage }) {
         return Ok(());
     }
-    let tasks: Vec<String> = path.split('/').filter_map(task_of).map(str::to_owned).collect();
+    let tasks = tasks_in(path);
     let found = if tasks.is_empty() { Vec::new() } else { app.store.owned_tasks(&tasks).await? };
     for task in &found {
         may(who, act, task, "/files", ApiError::new(404, 0, "no such object"))?;
@@ -33,8 +33,13 @@ pub(crate) async fn may_use_file(
 
 /// Is it in the directory of a task that exists, or of none? Both are somebody's: the latter the administrators'.
 pub(crate) async fn has_owner(app: &Arc<App>, path: &str) -> Result<bool, ApiError> {
-    let tasks: Vec<String> = path.split('/').filter_map(task_of).map(str::to_owned).collect();
+    let tasks = tasks_in(path);
     Ok(tasks.is_empty() || !app.store.owned_tasks(&tasks).await?.is_empty())
+}
+
+/// The tasks in whose directories an object is.
+pub(crate) fn tasks_in(path: &str) -> Vec<String> {
+    path.split('/').filter_map(task_of).map(str::to_owned).collect()
 }
 
 /// The id in `NAME.ID`.

@@ -15,11 +15,12 @@ mod principal;
 mod reference;
 mod role;
 mod sessions;
+mod sight;
 mod table;
 
 pub(crate) use allowed::{Allowed, Passed, act, object};
 pub(crate) use bootstrap::bootstrap;
-pub(crate) use files::{has_owner, may_use_file};
+pub(crate) use files::{has_owner, may_use_file, tasks_in};
 pub(crate) use guard::check;
 pub(crate) use own_run::lasts;
 pub(crate) use people::{
@@ -28,4 +29,5 @@ pub(crate) use people::{
 pub(crate) use principal::{OwnRun, Principal, Via};
 pub(crate) use role::{Right, Role};
 pub(crate) use sessions::{Begin, OfSession};
+pub(crate) use sight::Sight;
 pub(crate) use table::{Act, Rule, rule};

@@ -121,7 +121,7 @@ impl Principal {
     }
 
     /// Restricts a query to that for which it has the right; `None`: it has it for everything.
-    pub(crate) fn scope(&self, right: Right) -> Option<Scope> {
+    pub(super) fn scope(&self, right: Right) -> Option<Scope> {
         if self.may_everywhere(right) {
             return None;
         }

@@ -82,6 +82,9 @@ async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError>
 
 async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError> {
     few(&request.id)?;
+    // The page's own stream asks for the server itself, and waits for nobody.
+    let list = call.lists.begin(&call.who.user).await?;
+    let _part = list.part().await?;
     let board = Board::read(&call).await?;
     let projects = call.projects().await?;
     let people = call.people.register();
@@ -109,7 +112,13 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
             Some(people.id_of(wanted).ok_or_else(|| StoreError::NoUser(wanted.clone()))?.to_owned())
         }
     };
+    let mine = request.mine.then(|| call.who.user.clone());
     let limit = request.limit.unwrap_or(TASKS);
+    let view = |row: &TaskRow| task_view(row, &board, &project_names, &people);
+    if let Some(word) = &request.find {
+        let rows = called(&call, word, i64::try_from(limit).ok()).await?;
+        return Ok(TaskViews { tasks: rows.iter().map(view).collect() });
+    }
     let older_than = match request.older_than {
         None => None,
         Some(id) => Some((created_us(&call, &id).await?, id)),
@@ -121,19 +130,39 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
         projects: project.into_iter().collect(),
         queue,
         limit: i64::try_from(limit).ok(),
-        owners: owner.into_iter().collect(),
-        scope: call.seen(),
+        owners: owner.into_iter().chain(mine).collect(),
         without_doc: true,
         ..TaskFilter::default()
     };
-    let rows = call.store.tasks(&filter).await?;
-    Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names, &people)).collect() })
+    let rows = call.store.tasks(&call.seen(), filter).await?;
+    Ok(TaskViews { tasks: rows.iter().map(view).collect() })
+}
+
+/// The least beginning of an id that is looked for, and how many ids are.
+const LEAST_OF_ID: usize = 4;
+const WITH_BEGINNING: i64 = 200;
+
+/// The tasks that the caller sees with this name, or whose ids begin with it.
+async fn called(call: &Call, word: &str, limit: Option<i64>) -> Result<Vec<TaskRow>, ApiError> {
+    let seen = call.seen();
+    let named = TaskFilter { name: Some(word.to_owned()), limit, without_doc: true, ..TaskFilter::default() };
+    let mut found = call.store.tasks(&seen, named).await?;
+    let is_beginning = word.len() >= LEAST_OF_ID && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // Imported tasks may have other ids.
+    let mut ids = vec![word.to_owned()];
+    if is_beginning {
+        ids.extend(call.store.task_ids_from(word, WITH_BEGINNING).await?);
+    }
+    let filter = TaskFilter { ids, limit, without_doc: true, ..TaskFilter::default() };
+    let others = call.store.tasks(&seen, filter).await?;
+    found.extend(others.into_iter().filter(|row| row.index.name != word));
+    Ok(found)
 }
 
 /// When a task that the caller may see was made.
 async fn created_us(call: &Call, id: &str) -> Result<i64, ApiError> {
-    let filter = TaskFilter { ids: vec![id.to_owned()], scope: call.seen(), ..TaskFilter::default() };
-    let found = call.store.task_index(&filter).await?;
+    let filter = TaskFilter { ids: vec![id.to_owned()], ..TaskFilter::default() };
+    let found = call.store.task_index(&call.seen(), filter).await?;
     Ok(found.first().ok_or_else(|| StoreError::NoTask(id.to_owned()))?.created_us)
 }
 
@@ -188,7 +217,8 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
     let nodes = nodes::all(&call).await?;
     let running = TaskFilter { statuses: vec![TaskStatus::InProgress], ..TaskFilter::default() };
     let mut running_in: BTreeMap<String, u64> = BTreeMap::new();
-    for task in call.store.task_index(&running).await? {
+    // They are only counted.
+    for task in call.app.store.task_index(&running).await? {
         *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
     }
     let requeues = call.store.requeues().await?;
@@ -210,7 +240,15 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
             id: queue.id,
         }
     };
-    Ok(QueueViews { queues: call.store.queues().await?.into_iter().map(view).collect() })
+    // The order in which an agent names its queues is their priority.
+    let place = |name: &str| {
+        let alive = nodes.iter().filter(|node| node.alive);
+        let places = alive.filter_map(|node| node.report.queues.iter().position(|queue| queue.name == name));
+        places.min().unwrap_or(usize::MAX)
+    };
+    let mut queues: Vec<QueueView> = call.store.queues().await?.into_iter().map(view).collect();
+    queues.sort_by_cached_key(|queue| (place(&queue.name), queue.name.clone()));
+    Ok(QueueViews { queues })
 }
 
 async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
@@ -226,9 +264,8 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
     };
     let ids: Vec<String> = request.events.iter().filter_map(|event| event.task.clone()).collect();
     let seen = match call.seen() {
-        Some(scope) if !ids.is_empty() => {
-            let own = TaskFilter { ids, scope: Some(scope), ..TaskFilter::default() };
-            Some(call.store.task_ids(&own).await?)
+        seen if !seen.is_all() && !ids.is_empty() => {
+            Some(call.store.task_ids(&seen, TaskFilter { ids, ..TaskFilter::default() }).await?)
         }
         _ => None,
     };
@@ -243,8 +280,7 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
 
 async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiError> {
     let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
-    let found =
-        call.store.events_seen(request.task.as_deref(), request.after, limit, call.seen().as_ref()).await?;
+    let found = call.store.events(&call.seen(), request.task.as_deref(), request.after, limit).await?;
     let names_people = call.who.may_somewhere(Right::See);
     let view = |event: EventRow| EventView {
         id: event.id,
@@ -264,8 +300,15 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     if !is_id(&id) {
         return Err(ApiError::invalid("id: 32 hex digits in lower case are needed"));
     }
-    if !call.store.owned_models(std::slice::from_ref(&id)).await?.is_empty() {
+    let ids = std::slice::from_ref(&id);
+    let known = call.store.owned_tasks(ids).await?;
+    let is_others = known.iter().any(|task| task.owner != call.who.user);
+    if is_others || !call.store.owned_models(ids).await?.is_empty() {
         return Err(ApiError::invalid("id: it is in use; choose another one"));
+    }
+    // What is left of a deleted task, its runs and events, would become the new one's.
+    if known.is_empty() && call.store.was_task(&id).await? {
+        return Err(ApiError::invalid("id: a task that was deleted had it; choose another one"));
     }
     let new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
     sizes::check(&call, &queue, std::iter::once(new.doc.get("hyperparams"))).await?;

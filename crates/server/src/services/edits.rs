@@ -51,7 +51,8 @@ async fn project_called(call: &Call, name: &str) -> Result<String, ApiError> {
     match projects::create(call.clone(), create).await {
         Ok(made) => Ok(made.id),
         Err(error) => {
-            let rows = call.store.projects().await?;
+            // Whoever was let through may know whether it is there.
+            let rows = call.app.store.projects().await?;
             rows.into_iter().find(|row| row.name == *name).map(|row| row.id).ok_or(error)
         }
     }
@@ -160,8 +161,9 @@ struct MoveProject {
 async fn family(call: &Call, id: &str) -> Result<(ProjectRow, Vec<ProjectRow>), ApiError> {
     let top = call.store.project(id).await?;
     let prefix = format!("{}/", top.name);
+    // The right to manage a project is that to manage those below it.
     let below =
-        call.store.projects().await?.into_iter().filter(|row| row.name.starts_with(&prefix)).collect();
+        call.app.store.projects().await?.into_iter().filter(|row| row.name.starts_with(&prefix)).collect();
     Ok((top, below))
 }
 
@@ -171,6 +173,7 @@ async fn rename(call: &Call, rows: &[ProjectRow], from: &str, to: &str) -> Resul
         let name = format!("{to}{}", row.name.strip_prefix(from).unwrap_or(&row.name));
         call.store.update_project(&row.id, Some(&name), None, Map::new(), call.now_us).await?;
     }
+    call.people.reload(&call.store).await?;
     Ok(rows.len())
 }
 
@@ -210,6 +213,7 @@ async fn merge_projects(call: Call, request: Merge) -> Result<Value, ApiError> {
         Ok(()) | Err(StoreError::NoProject(_)) => {}
         Err(error) => return Err(error.into()),
     }
+    call.people.reload(&call.store).await?;
     Ok(json!({ "moved_entities": moved_entities, "moved_projects": moved_projects }))
 }
 

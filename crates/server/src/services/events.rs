@@ -101,14 +101,14 @@ async fn take_in(
     let known = if ids.is_empty() {
         Vec::new()
     } else {
-        call.store.task_index(&TaskFilter { ids, scope: call.seen(), ..TaskFilter::default() }).await?
+        call.store.task_index(&call.seen(), TaskFilter { ids, ..TaskFilter::default() }).await?
     };
     let mut known: BTreeSet<String> = known.into_iter().map(|task| task.id).collect();
     let of_models: BTreeSet<&str> =
         events.iter().filter(|event| is_of_model(event)).map(|event| event.task.as_str()).collect();
     if !of_models.is_empty() {
         let ids: Vec<String> = of_models.into_iter().map(str::to_owned).collect();
-        let models = call.store.models_seen(&ids, &[], call.seen().as_ref()).await?;
+        let models = call.store.models_seen(&call.seen(), &ids, &[]).await?;
         known.extend(models.into_iter().map(|model| model.id));
     }
     if let Some(rule) = rights::rule("events.add_batch") {

@@ -1,5 +1,7 @@
 //! `models.*`: the registry entries that the SDK makes for trained models.
 
+use std::collections::BTreeMap;
+
 use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
 use cantle_store::ModelRow;
@@ -12,8 +14,9 @@ use super::tasks_flow::ARCHIVED;
 use crate::app::{COMPANY, Call};
 use crate::clock::{is_id, new_id, rfc3339};
 use crate::error::ApiError;
-use crate::filter::MODELS;
-use crate::projection::{Listed, few, list};
+use crate::filter::{Filter, MODELS};
+use crate::lists::{List, parts};
+use crate::projection::{Listed, few, page};
 use crate::rights::Allowed;
 use crate::rights::act::{Change, See};
 use crate::rights::object::{Model, Task};
@@ -133,8 +136,38 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let (ids, tasks): (Vec<String>, Vec<String>) = (words("id"), words("task"));
     few(&ids)?;
     few(&tasks)?;
-    let rows = call.store.models_seen(&ids, &tasks, call.seen().as_ref()).await?;
-    list(&rows, &MODELS, &body, "models")
+    let filter = Filter::parse(&MODELS, &body)?;
+    let mut objects = Vec::new();
+    for_each_seen(&call, &ids, &tasks, |row, list| {
+        let object = row.object();
+        if filter.matches(&object) {
+            list.add(&object)?;
+            objects.push(object);
+        }
+        Ok(())
+    })
+    .await?;
+    page(objects, &MODELS, &body, "models")
+}
+
+/// The models that the caller may see, with these ids and of these tasks; an empty list is no condition. They are read in parts.
+pub(super) async fn for_each_seen(
+    call: &Call,
+    ids: &[String],
+    tasks: &[String],
+    mut take: impl FnMut(ModelRow, &mut List) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    let mut list = call.lists.begin(&call.who.user).await?;
+    let seen = call.store.model_sizes_seen(&call.seen(), ids, tasks).await?;
+    let sizes: BTreeMap<String, usize> = seen.iter().cloned().collect();
+    for part in parts(seen.into_iter().map(|(id, _)| id).collect(), &sizes) {
+        let _part = list.part().await?;
+        let models = call.models_that_may::<See>(&part).await?;
+        for row in call.store.models(&models, &[] as &[Allowed<Task, See>]).await? {
+            take(row, &mut list)?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Deserialize)]
@@ -192,8 +225,7 @@ struct OfTask {
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
     call.task::<See>(&task).await?;
-    let scope = call.seen();
-    let made = call.store.models_seen(&[], std::slice::from_ref(&task), scope.as_ref()).await?;
+    let made = call.store.models_seen(&call.seen(), &[], std::slice::from_ref(&task)).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
     Ok(json!({ "model": model(newest) }))
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::Call;
 use crate::error::ApiError;
+use crate::lists::parts;
 use crate::projection::few;
 use crate::rights::Allowed;
 use crate::rights::act::{Change, See};
@@ -46,14 +47,22 @@ async fn members(
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
+    let mut list = call.lists.begin(&call.who.user).await?;
     call.tasks::<See>(tasks).await?;
-    let filter = TaskFilter { ids: tasks.to_vec(), ..TaskFilter::default() };
-    let rows = call.store.tasks(&filter).await?;
-    let member = |mut doc: Map<String, Value>| match doc.remove(name) {
-        Some(Value::Object(member)) => member,
-        _ => Map::new(),
-    };
-    Ok(rows.into_iter().map(|row| (row.index.id, member(row.doc))).collect())
+    let sizes = call.store.document_sizes(tasks).await?;
+    let mut found = Vec::new();
+    for ids in parts(tasks.to_vec(), &sizes) {
+        let _part = list.part().await?;
+        let filter = TaskFilter { ids, ..TaskFilter::default() };
+        for mut row in call.store.tasks(&call.seen(), filter).await? {
+            let member = row.doc.remove(name).filter(Value::is_object).unwrap_or_else(|| json!({}));
+            list.add(&member)?;
+            if let Value::Object(member) = member {
+                found.push((row.index.id, member));
+            }
+        }
+    }
+    Ok(found)
 }
 
 async fn get_hyper_params(call: Call, request: OfTasks) -> Result<Value, ApiError> {

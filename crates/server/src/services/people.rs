@@ -76,7 +76,8 @@ fn role_named(name: &str) -> Result<Role, ApiError> {
 /// The project at the top of a tree. It must exist: a right that goes unnoticed is worse than none.
 async fn tree(call: &Call, project: Option<&str>) -> Result<String, ApiError> {
     let Some(wanted) = project else { return Ok(String::new()) };
-    let rows = call.store.projects().await?;
+    // An administrator sees all.
+    let rows = call.app.store.projects().await?;
     let found = rows.into_iter().find(|row| row.name == wanted || row.id == wanted);
     found.map(|row| row.name).ok_or_else(|| StoreError::NoProject(wanted.to_owned()).into())
 }
@@ -213,7 +214,7 @@ async fn set_role(call: Call, request: SetRole) -> Result<Empty, ApiError> {
     if role == Role::Agent && request.project.is_some() {
         return Err(ApiError::invalid("project: an agent runs tasks of all projects; leave it out"));
     }
-    // A project that was deleted or renamed keeps its grants; they can be taken away by name.
+    // An earlier version kept the roles in a deleted project; they can be taken away by name.
     let project = match (&request.project, request.remove) {
         (Some(name), true) => name.clone(),
         (project, _) => tree(&call, project.as_deref()).await?,

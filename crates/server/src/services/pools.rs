@@ -18,7 +18,8 @@ pub(super) fn add(routes: &mut Routes) {
 
 async fn get_pools(call: Call, _request: GetPools) -> Result<Pools, ApiError> {
     let nodes: Vec<nodes::Node> = nodes::all(&call).await?.into_iter().filter(|node| node.alive).collect();
-    let projects = call.store.projects().await?;
+    // Only those that the caller sees are shown.
+    let projects = call.app.store.projects().await?;
     let view = |pool: Pool| {
         let gpus = nodes.iter().flat_map(|node| node.report.gpus.iter().map(move |gpu| (node, gpu)));
         let inside: Vec<u64> = gpus

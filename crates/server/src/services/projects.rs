@@ -112,11 +112,13 @@ async fn update(call: Call, request: Update) -> Result<Updated, ApiError> {
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let (name, description) = (name.as_deref(), description.as_deref());
     call.store.update_project(&project, name, description, fields, call.now_us).await?;
+    call.people.reload(&call.store).await?;
     Ok(Updated { updated: 1, fields: changed })
 }
 
 async fn delete(call: Call, request: Delete) -> Result<Empty, ApiError> {
     call.store.delete_project(&request.project, request.force).await?;
+    call.people.reload(&call.store).await?;
     Ok(Empty {})
 }
 

@@ -3,7 +3,7 @@
 
 use cantle_clearml::tasks::HyperParams;
 use cantle_clearml::{TaskRequest, subcode};
-use cantle_model::{GpuRequest, QueueWant, counted};
+use cantle_model::{ComputeRequest, GpuRequest, Isolation, QueueWant, counted};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -19,11 +19,12 @@ pub(super) async fn check<'a>(
 ) -> Result<(), ApiError> {
     // What cannot be read, an agent refuses with the reason.
     let read = |params: &Value| {
-        let request = TaskRequest::from_hyperparams(&HyperParams::deserialize(params).ok()?).ok().flatten();
-        request?.gpu
+        TaskRequest::from_hyperparams(&HyperParams::deserialize(params).ok()?).ok().flatten()
     };
-    let asked: Vec<GpuRequest> = params.flatten().filter_map(read).collect();
-    if asked.is_empty() {
+    let requests: Vec<TaskRequest> = params.flatten().filter_map(read).collect();
+    let asked: Vec<&GpuRequest> = requests.iter().filter_map(|request| request.gpu.as_ref()).collect();
+    let of_gpu = requests.iter().find_map(wish_about_a_gpu);
+    if asked.is_empty() && of_gpu.is_none() {
         return Ok(());
     }
     let Some((_, name)) = call.store.queue_names().await?.into_iter().find(|(id, _)| id == queue) else {
@@ -32,7 +33,14 @@ pub(super) async fn check<'a>(
     let mut nodes = nodes::all(call).await?;
     nodes.retain(|node| node.alive && node.serves(&name));
     let wants: Vec<QueueWant> = nodes.chunks(1).map(|node| shares::spec(node, &name).want).collect();
-    for own in &asked {
+    if let Some(wish) = of_gpu
+        && !wants.is_empty()
+        && wants.iter().all(|want| *want == QueueWant::None)
+    {
+        let text = format!("queue {name} gives tasks no GPU; this task asks for {wish}");
+        return Err(ApiError::new(400, subcode::OTHER_SIZE, text));
+    }
+    for own in asked {
         // One node that gives the task what it asks for is enough.
         let [first, rest @ ..] = wants.as_slice() else { return Ok(()) };
         if !gives(first, own) && !rest.iter().any(|want| gives(want, own)) {
@@ -49,6 +57,16 @@ pub(super) async fn check_tasks(call: &Call, queue: &str, tasks: &[String]) -> R
     }
     let docs = call.store.params_of_tasks(tasks).await?;
     check(call, queue, docs.iter().map(|doc| doc.get("hyperparams"))).await
+}
+
+/// What a task asks for that only a GPU has, apart from its size.
+fn wish_about_a_gpu(request: &TaskRequest) -> Option<String> {
+    match request.isolation {
+        Isolation::Any => {}
+        Isolation::Mig => return Some("the isolation mig".to_owned()),
+        Isolation::Shared => return Some("the isolation shared".to_owned()),
+    }
+    (request.compute != ComputeRequest::default()).then(|| format!("{} compute", request.compute.mode))
 }
 
 fn gives(want: &QueueWant, own: &GpuRequest) -> bool {

@@ -1,10 +1,13 @@
 //! `tasks.get_all`: the database tests the conditions that it can; the others are tested on ClearML's objects.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cantle_model::TaskStatus;
 use cantle_store::{Compare, TagRule, TaskFilter, TaskKey, TaskRow, TaskTime, TimeRule};
 use serde_json::{Map, Value};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
 
 use super::metrics::last_metrics;
 use super::projects::with_subprojects;
@@ -12,8 +15,9 @@ use super::task_order;
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::filter::{Filter, Order, TASKS, Terms, Test, Times};
+use crate::lists::{List, parts};
 use crate::projection::{Paging, few, only};
-use crate::rights::Right;
+use crate::rights::Sight;
 use crate::rights::act::Read;
 use crate::routes::Routes;
 use crate::task_json;
@@ -27,43 +31,38 @@ pub(super) fn add(routes: &mut Routes) {
 }
 
 async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiError> {
+    let mut list = call.lists.begin(&call.who.user).await?;
     with_subprojects(&call, &mut body).await?;
     let paging = Paging::read(&body)?;
     let window = paging.window(body.contains_key("id"))?;
     let mut rest = Filter::parse(&TASKS, &body)?;
     let order = task_order::parse(&call, &paging.order_by).await?;
     let Some(filter) = push_down(&mut rest)? else { return Ok(paging.answer("tasks", window, Vec::new())) };
-    let wanted = |field: &str| paging.only_fields.iter().any(|name| name.split('.').next() == Some(field));
-    let with_metrics = wanted("last_metrics") || rest.mentions("last_metrics");
+    // An order or a condition must not reveal values to a caller that may not read them.
     let measured =
         rest.mentions("last_metrics") || order.iter().any(|by| matches!(by.key, TaskKey::Metric(..)));
-    // An order or a condition must not reveal values to a caller that may not read them.
-    let scope = call.who.scope(if measured { Right::Read } else { Right::See });
-    let filter = TaskFilter { order, scope, ..filter };
-    let reading = Reading {
-        call: &call,
-        without_doc: rest.is_empty()
-            && !paging.only_fields.is_empty()
-            && !task_json::DOC_FIELDS.iter().any(|f| wanted(f)),
-        with_metrics,
-        // A condition may be about any member.
-        fields: if rest.is_empty() { &paging.only_fields } else { &[] },
-    };
+    let seen = if measured { call.read() } else { call.seen() };
+    let filter = TaskFilter { order, ..filter };
+    let all_pass = rest.is_empty();
+    let reading = Reading::new(&call, seen, rest, &paging.only_fields);
     let mut objects = Vec::new();
-    let (mut position, mut skip) = if rest.is_empty() { (window.skip, 0) } else { (0, window.skip) };
+    let (mut position, mut skip) = if all_pass { (window.skip, 0) } else { (0, window.skip) };
     loop {
         let found = u64::try_from(objects.len()).unwrap_or(u64::MAX);
-        let size = if rest.is_empty() { CHUNK.min(window.take - found) } else { CHUNK };
-        let chunk = reading.chunk(&filter, position, size).await?;
-        let read = u64::try_from(chunk.len()).unwrap_or(u64::MAX);
-        for task in chunk.into_iter().filter(|task| rest.is_empty() || rest.matches(task)) {
-            if skip > 0 {
-                skip -= 1;
-            } else {
-                objects.push(only(task, &paging.only_fields));
-            }
-            if u64::try_from(objects.len()).unwrap_or(u64::MAX) >= window.take {
-                return Ok(paging.answer("tasks", window, objects));
+        let size = if all_pass { CHUNK.min(window.take - found) } else { CHUNK };
+        let ids = reading.ids(&list, &filter, position, size).await?;
+        let read = u64::try_from(ids.len()).unwrap_or(u64::MAX);
+        for part in reading.parts(ids).await? {
+            for task in reading.part(&list, part).await? {
+                if skip > 0 {
+                    skip -= 1;
+                } else {
+                    list.add(&task)?;
+                    objects.push(task);
+                }
+                if u64::try_from(objects.len()).unwrap_or(u64::MAX) >= window.take {
+                    return Ok(paging.answer("tasks", window, objects));
+                }
             }
         }
         if read < size {
@@ -73,57 +72,137 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     }
 }
 
-/// The columns of tasks that are read.
+/// What is read of tasks, and what is left of them in the answer.
 struct Reading<'a> {
     call: &'a Call,
+    seen: Sight,
     without_doc: bool,
     with_metrics: bool,
-    /// The members that are wanted; empty: all.
-    fields: &'a [String],
+    shape: Arc<Shape>,
 }
 
-impl Reading<'_> {
+/// The conditions, and the members that are wanted.
+struct Shape {
+    rest: Filter,
+    /// Empty: all.
+    only_fields: Vec<String>,
+}
+
+impl Shape {
+    /// Whether a member has to be there: in the answer, or for a condition, which may be about any.
     fn wants(&self, member: &str) -> bool {
-        self.fields.is_empty()
+        !self.rest.is_empty()
+            || self.only_fields.is_empty()
             || member == "id"
-            || self.fields.iter().any(|path| path.split('.').next() == Some(member))
+            || self.only_fields.iter().any(|path| path.split('.').next() == Some(member))
     }
 
-    /// ClearML's objects of some of the tasks, in their order.
-    async fn chunk(&self, filter: &TaskFilter, skip: u64, take: u64) -> Result<Vec<Value>, ApiError> {
+    /// ClearML's objects of those tasks that meet the conditions. Searching a long text may take long.
+    fn objects(&self, rows: &[Output], until: Instant) -> Option<Vec<Value>> {
+        let mut objects = Vec::with_capacity(rows.len());
+        for Output { row, metrics, is_readable } in rows {
+            if Instant::now() > until {
+                return None;
+            }
+            let mut task = task_json::task_with(row, |name| self.wants(name));
+            if !is_readable {
+                task_json::hide_artifacts(&mut task);
+            }
+            if let Some(metrics) = metrics {
+                task["last_metrics"] = metrics.clone();
+            }
+            if self.rest.is_empty() || self.rest.matches(&task) {
+                objects.push(only(task, &self.only_fields));
+            }
+        }
+        Some(objects)
+    }
+}
+
+/// A task with what is known of its output.
+struct Output {
+    row: TaskRow,
+    metrics: Option<Value>,
+    is_readable: bool,
+}
+
+impl<'a> Reading<'a> {
+    fn new(call: &'a Call, seen: Sight, rest: Filter, only_fields: &[String]) -> Self {
+        let wanted = |field: &str| only_fields.iter().any(|name| name.split('.').next() == Some(field));
+        Self {
+            call,
+            seen,
+            without_doc: rest.is_empty()
+                && !only_fields.is_empty()
+                && !task_json::DOC_FIELDS.iter().any(|field| wanted(field)),
+            with_metrics: wanted("last_metrics") || rest.mentions("last_metrics"),
+            shape: Arc::new(Shape { rest, only_fields: only_fields.to_vec() }),
+        }
+    }
+
+    /// The ids of some of the tasks, in their order.
+    async fn ids(
+        &self,
+        list: &List,
+        filter: &TaskFilter,
+        skip: u64,
+        take: u64,
+    ) -> Result<Vec<String>, ApiError> {
+        let _part = list.part().await?;
         let page = TaskFilter {
             limit: i64::try_from(take).ok(),
             offset: i64::try_from(skip).unwrap_or(i64::MAX),
             ..filter.clone()
         };
-        let ids = self.call.store.task_ids(&page).await?;
-        if ids.is_empty() {
-            return Ok(Vec::new());
-        }
+        Ok(self.call.store.task_ids(&self.seen, page).await?)
+    }
+
+    /// The same, in parts that are not too long.
+    async fn parts(&self, ids: Vec<String>) -> Result<Vec<Vec<String>>, ApiError> {
+        let sizes = match self.without_doc || ids.is_empty() {
+            true => BTreeMap::new(),
+            false => self.call.store.document_sizes(&ids).await?,
+        };
+        Ok(parts(ids, &sizes))
+    }
+
+    /// ClearML's objects of those of these tasks that meet the conditions, in their order.
+    async fn part(&self, list: &List, ids: Vec<String>) -> Result<Vec<Value>, ApiError> {
+        let part = list.part().await?;
         // Artifacts and measured values are output. Conditions are tested on what is left of the task.
-        let with_output = self.with_metrics || self.wants("execution");
-        let readable = match self.call.who.scope(Right::Read).filter(|_| with_output) {
-            None => None,
-            Some(_) => {
+        let with_output = self.with_metrics || self.shape.wants("execution");
+        let readable = match with_output && !self.call.read().is_all() {
+            false => None,
+            true => {
                 let readable = self.call.tasks_that_may::<Read>(&ids).await?;
                 Some(readable.iter().map(|task| task.id().to_owned()).collect::<BTreeSet<_>>())
             }
         };
-        let of_page = TaskFilter { ids: ids.clone(), without_doc: self.without_doc, ..TaskFilter::default() };
-        let rows = self.call.store.tasks(&of_page).await?;
-        let rows: BTreeMap<&str, &TaskRow> = rows.iter().map(|row| (row.index.id.as_str(), row)).collect();
-        let mut objects = Vec::with_capacity(ids.len());
+        let of_part = TaskFilter { ids: ids.clone(), without_doc: self.without_doc, ..TaskFilter::default() };
+        let rows = self.call.store.tasks(&self.seen, of_part).await?.into_iter();
+        let mut rows: BTreeMap<String, TaskRow> = rows.map(|row| (row.index.id.clone(), row)).collect();
+        let mut found = Vec::with_capacity(ids.len());
         // One that was deleted meanwhile is missing.
-        for (id, row) in ids.iter().filter_map(|id| Some((id, rows.get(id.as_str())?))) {
-            let mut task = task_json::task_with(row, |name| self.wants(name));
-            if readable.as_ref().is_some_and(|ids| !ids.contains(id)) {
-                task_json::hide_artifacts(&mut task);
-            } else if self.with_metrics {
-                task["last_metrics"] = last_metrics(self.call, &self.call.reporter(id, false).await?).await?;
-            }
-            objects.push(task);
+        for (id, row) in ids.iter().filter_map(|id| Some((id, rows.remove(id)?))) {
+            let is_readable = readable.as_ref().is_none_or(|ids| ids.contains(id));
+            let metrics = match self.with_metrics && is_readable {
+                true => Some(last_metrics(self.call, &self.call.reporter(id, false).await?).await?),
+                false => None,
+            };
+            found.push(Output { row, metrics, is_readable });
         }
-        Ok(objects)
+        let (shape, until) = (Arc::clone(&self.shape), list.until());
+        // The threads that answer others are not for this.
+        let made = spawn_blocking(move || {
+            let objects = shape.objects(&found, until);
+            drop(part);
+            objects
+        });
+        match timeout_at(until, made).await {
+            Ok(Ok(Some(objects))) => Ok(objects),
+            Ok(Ok(None)) | Err(_) => Err(list.late()),
+            Ok(Err(error)) => Err(ApiError::new(500, 0, "the list could not be made").caused_by(error)),
+        }
     }
 }
 

@@ -7,9 +7,11 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::models::for_each_seen;
 use super::projects::with_subprojects;
 use crate::app::{COMPANY, Call, USER};
 use crate::error::ApiError;
+use crate::lists::List;
 use crate::rights::act::Read;
 use crate::routes::Routes;
 
@@ -53,7 +55,7 @@ pub(super) async fn scope(
     with_subprojects(call, &mut asked).await?;
     let list = asked.remove("project").unwrap_or_default();
     let named: Vec<String> = serde_json::from_value(list).map_err(ApiError::unreadable)?;
-    if call.seen().is_none() {
+    if call.seen().is_all() {
         return Ok(named);
     }
     let seen = call.projects().await?.into_iter().map(|row| row.id);
@@ -112,10 +114,26 @@ fn tags_of<'a>(
 /// Models of some projects; of all without one.
 async fn models_of(call: &Call, body: &Map<String, Value>) -> Result<Vec<ModelRow>, ApiError> {
     let projects = scope(call, body, true).await?;
-    let mut rows = call.store.models_seen(&[], &[], call.seen().as_ref()).await?;
-    if !projects.is_empty() {
-        rows.retain(|row| row.project.as_ref().is_some_and(|project| projects.contains(project)));
-    }
+    let is_meant = |row: &ModelRow| {
+        projects.is_empty() || row.project.as_ref().is_some_and(|project| projects.contains(project))
+    };
+    without_designs(call, is_meant).await
+}
+
+/// The models that the caller may see, without what may be long in them.
+async fn without_designs(
+    call: &Call,
+    is_meant: impl Fn(&ModelRow) -> bool,
+) -> Result<Vec<ModelRow>, ApiError> {
+    let mut rows = Vec::new();
+    let take = |mut row: ModelRow, _: &mut List| {
+        ["design", "labels", "comment", "uri"].iter().for_each(|name| drop(row.doc.remove(*name)));
+        if is_meant(&row) {
+            rows.push(row);
+        }
+        Ok(())
+    };
+    for_each_seen(call, &[], &[], take).await?;
     Ok(rows)
 }
 
@@ -132,8 +150,7 @@ async fn project_tags(call: Call, body: Map<String, Value>) -> Result<Value, Api
 
 /// The tags of tasks, models, projects and queues together.
 async fn all_tags(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
-    let (models, projects) =
-        (call.store.models_seen(&[], &[], call.seen().as_ref()).await?, call.projects().await?);
+    let (models, projects) = (without_designs(&call, |_| true).await?, call.projects().await?);
     let queues = call.store.queues().await?;
     let docs = models.iter().map(|row| &row.doc).chain(projects.iter().map(|row| &row.doc));
     let docs = docs.chain(queues.iter().map(|row| &row.doc));
@@ -229,7 +246,7 @@ async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
     let projects = scope(&call, &body, true).await?;
     let names = call.projects().await?;
     let wanted = body.get("task_name").and_then(Value::as_str).map(str::to_lowercase);
-    let found = call.store.parents_of(&projects, call.seen().as_ref()).await?;
+    let found = call.store.parents_of(&call.seen(), &projects).await?;
     let found = found
         .into_iter()
         .filter(|task| wanted.as_ref().is_none_or(|wanted| task.name.to_lowercase().contains(wanted)));
@@ -283,10 +300,10 @@ async fn counts(call: Call, body: Map<String, Value>) -> Result<Value, ApiError>
                 )));
             }
             "projects" => call.projects().await?.len(),
-            "models" => call.store.models_seen(&[], &[], call.seen().as_ref()).await?.len(),
+            "models" => call.store.model_sizes_seen(&call.seen(), &[], &[]).await?.len(),
             "tasks" => match call.seen() {
-                None => usize::try_from(call.store.count_tasks(&[]).await?.0).unwrap_or(0),
-                scope => call.store.task_ids(&TaskFilter { scope, ..TaskFilter::default() }).await?.len(),
+                seen if seen.is_all() => usize::try_from(call.store.count_tasks(&[]).await?.0).unwrap_or(0),
+                seen => call.store.task_ids(&seen, TaskFilter::default()).await?.len(),
             },
             "pipeline_runs" => tasks_tagged(&call, "pipeline").await?,
             "dataset_versions" => tasks_tagged(&call, "dataset").await?,
@@ -303,8 +320,8 @@ async fn counts(call: Call, body: Map<String, Value>) -> Result<Value, ApiError>
 /// Pipelines and datasets are tasks and projects with a system tag.
 async fn tasks_tagged(call: &Call, tag: &str) -> Result<usize, ApiError> {
     let rule = cantle_store::TagRule { any: vec![tag.to_owned()], ..cantle_store::TagRule::default() };
-    let filter = TaskFilter { system_tags: vec![rule], scope: call.seen(), ..TaskFilter::default() };
-    Ok(call.store.task_ids(&filter).await?.len())
+    let filter = TaskFilter { system_tags: vec![rule], ..TaskFilter::default() };
+    Ok(call.store.task_ids(&call.seen(), filter).await?.len())
 }
 
 async fn projects_tagged(call: &Call, tag: &str) -> Result<usize, ApiError> {

@@ -110,7 +110,7 @@ async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
     let tasks = if ids.is_empty() {
         Vec::new()
     } else {
-        call.store.task_index(&TaskFilter { ids, ..TaskFilter::default() }).await?
+        call.store.task_index(&call.seen(), TaskFilter { ids, ..TaskFilter::default() }).await?
     };
     let names = tasks.into_iter().map(|task| (task.id, task.name)).collect();
     let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id, queue.name)).collect();

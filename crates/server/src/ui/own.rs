@@ -23,16 +23,20 @@ pub(super) async fn of<'a>(
 ) -> Result<Option<Cow<'a, Message>>, ApiError> {
     session.renew(ui)?;
     let call = Call::new(Arc::clone(&ui.api.app), String::new(), Arc::clone(&session.who));
-    let Some(scope) = call.seen() else { return Ok(Some(Cow::Borrowed(message))) };
+    let sight = call.seen();
+    if sight.is_all() {
+        return Ok(Some(Cow::Borrowed(message)));
+    }
     let data = match message.event {
         // The tasks in these messages are answered again with the rights of the page's user.
         "nodes" => serde_json::to_string(&ui.api.ask_as(&call, &GetNodes {}).await?.nodes),
         "queues" | "all_queues" => serde_json::to_string(&ui.api.ask_as(&call, &GetQueues {}).await?.queues),
         "tasks" | "events" => {
-            let filter =
-                TaskFilter { ids: message.tasks.clone(), scope: Some(scope), ..TaskFilter::default() };
-            let seen =
-                if message.tasks.is_empty() { Vec::new() } else { call.store.task_ids(&filter).await? };
+            let filter = TaskFilter { ids: message.tasks.clone(), ..TaskFilter::default() };
+            let seen = match message.tasks.is_empty() {
+                true => Vec::new(),
+                false => call.store.task_ids(&sight, filter).await?,
+            };
             let seen: BTreeSet<String> = seen.into_iter().collect();
             let member = if message.event == "tasks" { "id" } else { "task" };
             let mut items: Vec<Value> = serde_json::from_str(&message.data).unwrap_or_default();

@@ -76,12 +76,12 @@ pub(crate) async fn history(
 
 /// Those of these tasks that the caller may read.
 async fn readable(call: &Call, tasks: BTreeSet<String>) -> Result<BTreeSet<String>, ApiError> {
-    let Some(scope) = call.seen() else { return Ok(tasks) };
-    if tasks.is_empty() {
+    let seen = call.seen();
+    if seen.is_all() || tasks.is_empty() {
         return Ok(tasks);
     }
-    let filter = TaskFilter { ids: tasks.into_iter().collect(), scope: Some(scope), ..TaskFilter::default() };
-    Ok(call.store.task_ids(&filter).await?.into_iter().collect())
+    let filter = TaskFilter { ids: tasks.into_iter().collect(), ..TaskFilter::default() };
+    Ok(call.store.task_ids(&seen, filter).await?.into_iter().collect())
 }
 
 /// One page's stream.
