@@ -51,8 +51,9 @@ def test_completions_are_printed_for_the_usual_shells(cantle):
 
 def commands_below(cantle, *words):
     """The commands that the help lists, and those below them."""
-    listed = re.search(r"^Commands:\n((?:  .*\n|\n(?=  ))*)", cantle.cli(*words, "--help").stdout, re.M)
-    names = re.findall(r"^  ([a-z][a-z-]*)", listed[1], re.M) if listed else []
+    heads = "Commands" if words else "Tasks|Machines|Administration|More"
+    listed = re.findall(rf"^(?:{heads}):\n((?:  .*\n|\n(?=  ))*)", cantle.cli(*words, "--help").stdout, re.M)
+    names = re.findall(r"^  ([a-z][a-z-]*)", "".join(listed), re.M)
     for name in names:
         if name != "help":
             yield " ".join([*words, name])

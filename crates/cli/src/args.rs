@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Tasks(TasksArgs),
     /// List GPUs and the slices on them
     Gpus(ClusterArg),
+    /// List the slices of this machine, of all its users, with their processes; needs no server
+    Ps,
     /// List queues, and set what a queue does with the tasks of a lost node
     Queues(QueuesArgs),
     /// List nodes
@@ -167,6 +169,7 @@ impl Command {
                 | Self::Controller(_)
                 | Self::Mig(_)
                 | Self::Doctor(_)
+                | Self::Ps
                 | Self::Sim(SimCommand::Truth)
         )
     }

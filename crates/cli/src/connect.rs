@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_clearml::{Client, Conf, Credentials, Proof, Request, WireError, subcode};
 use cantle_server::CredentialsFile;
 
+use crate::announced;
 use crate::clearml_conf;
 use crate::context::{Context, Global, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
@@ -71,13 +72,28 @@ pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliErr
 
 /// The same for people, who may also have logged in, and for whoever has a token that is renewed.
 pub(crate) fn access(context: &Context) -> Result<(String, Proof), CliError> {
+    let access = known(context)?;
+    let url = access.url.ok_or_else(|| {
+        let text = format!("no server: none ran with the state directory {}", context.dirs.state.display());
+        CliError::new(ErrorKind::Usage, text).with_hint("start cantle up, or give --server URL")
+    })?;
+    let proof = access.proof.ok_or_else(|| {
+        CliError::new(ErrorKind::Auth, format!("no keys for {url}"))
+            .with_hint("set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or log in with cantle login")
+            .with_hint("an administrator of the server makes keys: cantle users add NAME --role member --project PROJECT")
+    })?;
+    Ok((url, proof))
+}
+
+/// What is known about server and keys.
+fn known(context: &Context) -> Result<Access, CliError> {
     let (global, state) = (&context.global, &context.dirs.state);
     let of_local = |local: CredentialsFile| Access {
         url: Some(local.url.clone()),
         proof: Some(Proof::Keys(local.credentials())),
     };
     let of_file = |(url, keys)| Access { url, proof: Some(Proof::Keys(keys)) };
-    let access = Access::of_flags(global)
+    Access::of_flags(global)
         .or(|| Ok(keys_file::read(global)?.map(of_file)))?
         .or(|| Ok(clearml_conf::named(global)?.as_ref().map(Access::of_conf)))?
         .or(|| {
@@ -85,16 +101,8 @@ pub(crate) fn access(context: &Context) -> Result<(String, Proof), CliError> {
                 .map(|(url, token)| Access { url: Some(url), proof: Some(Proof::Token(token)) }))
         })?
         .or(|| Ok(local(state)?.map(of_local)))?
-        .or(|| Ok(clearml_conf::of_user(global)?.as_ref().map(Access::of_conf)))?;
-    let url = access.url.ok_or_else(|| {
-        let text = format!("no server: none ran with the state directory {}", state.display());
-        CliError::new(ErrorKind::Usage, text).with_hint("start cantle up, or give --server URL")
-    })?;
-    let proof = access.proof.ok_or_else(|| {
-        CliError::new(ErrorKind::Auth, format!("no keys for {url}"))
-            .with_hint("set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or log in with cantle login")
-    })?;
-    Ok((url, proof))
+        .or(|| Ok(clearml_conf::of_user(global)?.as_ref().map(Access::of_conf)))?
+        .or(|| Ok(announced::found(context).map(|url| Access { url: Some(url), proof: None })))
 }
 
 /// Address and token of `cantle login`, unless another server is meant: that one must not get it.
@@ -133,6 +141,16 @@ impl Connection {
     /// Sends one request and waits for its answer.
     pub(crate) fn call<R: Request>(&self, request: &R) -> Result<R::Response, CliError> {
         Ok(self.runtime.block_on(self.client.call(request))?)
+    }
+
+    /// As [`Self::open`]; none if nothing names a server, or nothing has keys for it: then there is this machine to look at.
+    pub(crate) fn open_if_any(context: &Context) -> Result<Option<Self>, CliError> {
+        let is_named = context.global.server.is_some() || context.global.api_host.is_some();
+        let known = known(context)?;
+        if !is_named && (known.url.is_none() || known.proof.is_none()) {
+            return Ok(None);
+        }
+        Self::open(context).map(Some)
     }
 
     /// As [`Self::call`], for callers that handle the refusal.

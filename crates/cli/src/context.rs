@@ -14,14 +14,15 @@ use crate::out::{self, Format, Printer};
 /// How a command ends: well, with a task's exit code, or with an error.
 pub(crate) type CommandResult = Result<ExitCode, CliError>;
 
-/// Flags of every command.
+/// Flags of every command. Those that are rarely written are in the long help only.
 #[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table, global = true)]
     pub(crate) output: Format,
     /// Omit the header of tables
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     pub(crate) no_headers: bool,
     /// Print less
     #[arg(short, long, global = true)]
@@ -30,7 +31,7 @@ pub(crate) struct Global {
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
     /// When to use colors
-    #[arg(long, value_enum, default_value_t = Color::Auto, global = true)]
+    #[arg(long, value_enum, default_value_t = Color::Auto, global = true, hide_short_help = true)]
     pub(crate) color: Color,
     /// Address of the server [default: the local one]
     #[arg(long, value_name = "URL", env = "CANTLE_SERVER", global = true)]
@@ -39,31 +40,45 @@ pub(crate) struct Global {
     #[arg(long, value_name = "URL", env = "CLEARML_API_HOST", global = true, hide = true)]
     pub(crate) api_host: Option<String>,
     /// Certificates of the authorities that cantle trusts for the server, in PEM [default: those of the system, or SSL_CERT_FILE]
-    #[arg(long, value_name = "FILE", env = "CANTLE_CA_FILE", global = true)]
+    #[arg(long, value_name = "FILE", env = "CANTLE_CA_FILE", global = true, hide_short_help = true)]
     pub(crate) ca: Option<PathBuf>,
     /// Certificate to show to a server that asks agents for one, in PEM
-    #[arg(long, value_name = "FILE", env = "CANTLE_CLIENT_CERT", global = true, requires = "client_key")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CANTLE_CLIENT_CERT",
+        global = true,
+        requires = "client_key",
+        hide_short_help = true
+    )]
     client_cert: Option<PathBuf>,
     /// The key of --client-cert
-    #[arg(long, value_name = "FILE", env = "CANTLE_CLIENT_KEY", global = true, requires = "client_cert")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "CANTLE_CLIENT_KEY",
+        global = true,
+        requires = "client_cert",
+        hide_short_help = true
+    )]
     client_key: Option<PathBuf>,
     /// File with access_key and secret_key, readable by its owner only [default: cantle-keys of systemd's credentials]
-    #[arg(long, value_name = "FILE", env = "CANTLE_KEYS_FILE", global = true)]
+    #[arg(long, value_name = "FILE", env = "CANTLE_KEYS_FILE", global = true, hide_short_help = true)]
     pub(crate) keys: Option<PathBuf>,
     /// A clearml.conf with the server, its keys and the agent's settings [default: ~/clearml.conf if it exists]
-    #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
+    #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true, hide_short_help = true)]
     pub(crate) config_file: Option<PathBuf>,
     /// Take options from this TOML file: a table for each command, keys as its long options. It comes before the command
-    #[arg(long = "config", value_name = "FILE", env = crate::config::VARIABLE)]
+    #[arg(long = "config", value_name = "FILE", env = crate::config::VARIABLE, hide_short_help = true)]
     options_file: Option<PathBuf>,
     /// Set for an agent that runs in the background
     #[arg(long, hide = true)]
     pub(crate) background: bool,
     /// State directory [default: /var/lib/cantle for root, ~/.local/state/cantle otherwise]
-    #[arg(long, value_name = "DIR", env = "CANTLE_STATE_DIR", global = true)]
+    #[arg(long, value_name = "DIR", env = "CANTLE_STATE_DIR", global = true, hide_short_help = true)]
     pub(crate) state: Option<PathBuf>,
     /// Use simulated GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB
-    #[arg(long, value_name = "SPEC", env = "CANTLE_SIM_GPUS", global = true)]
+    #[arg(long, value_name = "SPEC", env = "CANTLE_SIM_GPUS", global = true, hide_short_help = true)]
     pub(crate) sim_gpus: Option<String>,
     /// Directory of the machine with simulated GPUs [default: `sim` in the state directory]
     #[arg(long, value_name = "DIR", env = "CANTLE_SIM_DIR", global = true, hide = true)]
@@ -72,7 +87,7 @@ pub(crate) struct Global {
     #[arg(long, value_name = "DIR", env = "CANTLE_LIB_DIR", global = true, hide = true)]
     pub(crate) lib_dir: Option<PathBuf>,
     /// File with a token in place of keys, read for each call: of Kubernetes, where the server takes its tokens
-    #[arg(long, value_name = "FILE", env = "CANTLE_TOKEN_FILE", global = true)]
+    #[arg(long, value_name = "FILE", env = "CANTLE_TOKEN_FILE", global = true, hide_short_help = true)]
     pub(crate) token_file: Option<PathBuf>,
     /// A token in place of keys: tasks have one
     #[arg(

@@ -13,6 +13,8 @@ use cantle_node::NodeError;
 use cantle_server::ServerError;
 use cantle_store::StoreError;
 
+use crate::help::in_words;
+
 /// The class of an error decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
@@ -105,6 +107,12 @@ impl CliError {
     /// As [`Self::with_hint`], for what another crate knows.
     pub(crate) fn with_hints(mut self, hints: impl IntoIterator<Item = String>) -> Self {
         self.hints.extend(hints);
+        self
+    }
+
+    /// With the command that was called in place of the server's calls.
+    pub(crate) fn in_words_of(mut self, called: &str) -> Self {
+        self.message = in_words(&self.message, called);
         self
     }
 

@@ -1,5 +1,6 @@
 //! `cantle`, the one binary: reads the command line, calls the crate that does the work, prints the result.
 
+mod announced;
 mod args;
 mod clearml_conf;
 mod cmd;
@@ -11,9 +12,11 @@ mod containers;
 mod context;
 mod directories;
 mod error;
+mod help;
 mod host;
 mod keys_file;
 mod logged_in;
+mod named;
 mod otlp;
 mod out;
 mod shared_args;
@@ -25,7 +28,7 @@ use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
-use clap::{CommandFactory as _, Parser};
+use clap::{CommandFactory as _, FromArgMatches as _};
 use tracing::Metadata;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
@@ -60,7 +63,9 @@ pub fn main() -> ExitCode {
     };
     let is_from_file = carried != plain;
     let again = if is_from_file { command_line::without_options(&carried, &["--config"]) } else { words };
-    let cli = match Cli::try_parse_from(carried) {
+    let called = help::called(&text(&carried), &Cli::command());
+    let parsed = help::grouped(Cli::command()).try_get_matches_from(carried);
+    let cli = match parsed.and_then(|found| Cli::from_arg_matches(&found)) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
@@ -73,11 +78,16 @@ pub fn main() -> ExitCode {
     if global.background {
         cantle_node::leave_terminal();
     }
-    let code = dispatch(cli).unwrap_or_else(|error| complain(&error, &global));
+    let done = dispatch(cli).map_err(|error| error.in_words_of(&called));
+    let code = done.unwrap_or_else(|error| complain(&error, &global));
     if let Some(spans) = spans {
         spans.finish();
     }
     code
+}
+
+fn text(words: &[OsString]) -> Vec<String> {
+    words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 fn complain(error: &CliError, global: &Global) -> ExitCode {
@@ -96,6 +106,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Submit(args) => cmd::submit::submit(&context, args),
         Command::Tasks(args) => cmd::list::tasks(&context, args),
         Command::Gpus(args) => cmd::list::gpus(&context, &args),
+        Command::Ps => cmd::here::ps(&context),
         Command::Queues(args) => cmd::queues::queues(&context, args),
         Command::Nodes => cmd::list::nodes(&context),
         Command::Projects(args) => cmd::quota::projects(&context, &args),

@@ -179,6 +179,24 @@ pub(crate) fn ago(time: Option<&str>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| ago_at(time, Timestamp::now()))
 }
 
+/// The same, short enough for a column: `41s`, `2h`.
+pub(crate) fn age(time: &str) -> String {
+    between(time, None)
+}
+
+/// The time from one moment to another, or to now.
+pub(crate) fn between(from: &str, to: Option<&str>) -> String {
+    let to = to.map_or_else(|| Ok(Timestamp::now()), str::parse::<Timestamp>);
+    let (Ok(from), Ok(to)) = (from.parse::<Timestamp>(), to) else { return "?".to_owned() };
+    let seconds = to.duration_since(from).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
 fn ago_at(time: &str, now: Timestamp) -> String {
     // A value that is not a time is shown unchanged.
     let Ok(then) = time.parse::<Timestamp>() else { return time.to_owned() };
@@ -225,6 +243,12 @@ mod tests {
             assert_eq!(ago_at(time, now), expected, "{time}");
         }
         assert_eq!(ago(None), "-");
+        let to = |to| between("2026-11-23T12:00:00.5+00:00", Some(to));
+        assert_eq!(to("2026-11-23T12:01:40+00:00"), "99s");
+        assert_eq!(to("2026-11-23T12:02:01+00:00"), "2m");
+        assert_eq!(to("2026-11-24T12:02:01+00:00"), "24h");
+        assert_eq!(to("2026-11-29T12:02:01+00:00"), "6d");
+        assert_eq!(to("2026-11-23T11:00:00+00:00"), "0s");
     }
 
     #[test]

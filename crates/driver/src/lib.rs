@@ -56,13 +56,15 @@ pub struct Memory {
     pub free_bytes: u64,
 }
 
-/// Utilization and temperature of a GPU.
+/// Utilization, temperature and power of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Percentage of the last sampling period in which a kernel ran.
     pub busy_percent: u32,
     /// Temperature in °C.
     pub celsius: u32,
+    /// Power draw in mW; none where the GPU does not report it.
+    pub milliwatts: Option<u32>,
 }
 
 /// The memory of one process on one GPU.
@@ -125,7 +127,7 @@ pub trait Driver: Mig + Send + Sync {
     /// If there is no such GPU, or the driver fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory>;
 
-    /// Utilization and temperature of the GPU.
+    /// Utilization, temperature and power of the GPU.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails; GPUs in MIG mode do not report it.

@@ -338,7 +338,9 @@ impl Driver for Session {
         let mut celsius: c_uint = 0;
         let sensor = nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
         nvml!(self, Some(gpu), nvmlDeviceGetTemperature(handle, sensor, &raw mut celsius))?;
-        Ok(Load { busy_percent: rates.gpu, celsius })
+        let mut milliwatts: c_uint = 0;
+        let power = nvml!(self, Some(gpu), nvmlDeviceGetPowerUsage(handle, &raw mut milliwatts));
+        Ok(Load { busy_percent: rates.gpu, celsius, milliwatts: power.ok().map(|_| milliwatts) })
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {

@@ -102,17 +102,17 @@ fn chosen(server: &Connection, args: &DeleteArgs) -> Result<Vec<TaskView>, CliEr
     use TaskStatus::{Closed, Completed, Failed, Stopped};
     let ended = || vec![Completed, Failed, Stopped, Closed];
     let default = if args.tasks.is_empty() { ended() } else { Vec::new() };
+    let named = server.find_tasks(&args.tasks)?;
     let request = GetTasks {
-        id: args.tasks.clone(),
+        id: named.clone(),
         status: if args.status.is_empty() { default } else { args.status.clone() },
         queue: args.queue.clone(),
         project: args.project.clone(),
-        user: None,
         limit: Some(LIMIT),
         ..GetTasks::default()
     };
     let mut found = server.call(&request)?.tasks;
-    if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|task| task.id == **id)) {
+    if let Some(missing) = named.iter().find(|id| !found.iter().any(|task| task.id == **id)) {
         return Err(no_task(missing));
     }
     if let Some(age) = args.older_than {

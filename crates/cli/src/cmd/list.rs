@@ -11,12 +11,13 @@ use serde::Serialize;
 
 use super::cluster::{self, ClusterArg};
 use super::delete::{self, DeleteArgs};
+use super::here;
 use super::runs::{self, RunsArgs};
 use crate::complete;
 use crate::connect::{Connection, no_task, not_there};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
-use crate::out::{Column, Printer, ago};
+use crate::out::{Column, Format, Printer, age, ago, between};
 
 /// `cantle tasks`
 #[derive(Args, Debug)]
@@ -31,12 +32,15 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "P")]
     project: Option<String>,
     /// Only tasks of this user
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", conflicts_with = "mine")]
     user: Option<String>,
+    /// Only your own tasks
+    #[arg(long)]
+    mine: bool,
     /// Only tasks in this state (queued, in_progress, completed, …)
     #[arg(long, value_name = "STATE")]
     status: Vec<String>,
-    /// Only these tasks
+    /// Only these tasks: names, ids, or beginnings of ids
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     tasks: Vec<String>,
     /// Maximum number of tasks, newest first
@@ -64,7 +68,7 @@ pub(crate) struct EventsArgs {
     limit: u32,
 }
 
-const TASK_COLUMNS: [Column<TaskView>; 11] = [
+const TASK_COLUMNS: [Column<TaskView>; 13] = [
     Column { head: "ID", wide: false, cell: |t| t.id.clone() },
     Column { head: "NAME", wide: false, cell: |t| clip(&t.name, 32) },
     Column { head: "PROJECT", wide: true, cell: |t| or_dash(t.project.as_deref()) },
@@ -74,9 +78,16 @@ const TASK_COLUMNS: [Column<TaskView>; 11] = [
     Column { head: "GPU", wide: false, cell: |t| amount(t.milli) },
     Column { head: "MEMORY", wide: false, cell: |t| memory(t.memory_limit_bytes) },
     Column { head: "NODE", wide: false, cell: |t| or_dash(t.node.as_deref()) },
+    Column { head: "AGE", wide: false, cell: |t| age(&t.created) },
+    Column { head: "TIME", wide: false, cell: |t| run_time(t) },
     Column { head: "CREATED", wide: true, cell: |t| t.created.clone() },
     Column { head: "REASON", wide: false, cell: |t| t.reason.clone().unwrap_or_default() },
 ];
+
+/// For how long it has run.
+fn run_time(task: &TaskView) -> String {
+    task.started.as_deref().map_or_else(|| "-".to_owned(), |started| between(started, task.ended.as_deref()))
+}
 
 /// Tasks, newest first.
 pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
@@ -87,18 +98,24 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
     }
     let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
     let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
+    let server = Connection::open(context)?;
+    let named = server.find_tasks(&args.tasks)?;
     let request = GetTasks {
-        id: args.tasks.clone(),
+        id: named.clone(),
         status: states,
         queue: args.queue,
         project: args.project,
         user: args.user,
+        mine: args.mine,
         limit: Some(args.limit.into()),
         ..GetTasks::default()
     };
-    let found = Connection::open(context)?.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
-    if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
+    let mut found = server.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
+    if let Some(missing) = named.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
         return Err(no_task(missing));
+    }
+    if matches!(context.printer.format, Format::Table | Format::Wide) {
+        server.name_tasks(&mut found.iter_mut().filter_map(|task| task.reason.as_mut()).collect::<Vec<_>>());
     }
     print_tasks(&context.printer, &found);
     Ok(ExitCode::SUCCESS)
@@ -170,7 +187,8 @@ pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
     if let Some(report) = from.read(context)? {
         return cluster::gpus(context, &report);
     }
-    let nodes = Connection::open(context)?.call(&GetNodes {})?.nodes;
+    let Some(server) = Connection::open_if_any(context)? else { return here::gpus(context) };
+    let nodes = server.call(&GetNodes {})?.nodes;
     let alive = nodes.into_iter().filter(|node| node.alive);
     let gpus: Vec<NodeGpu> = alive
         .flat_map(|NodeView { node, gpus, .. }| {
@@ -213,8 +231,10 @@ const EVENT_COLUMNS: [Column<EventView>; 7] = [
 
 /// The events, oldest first.
 pub(crate) fn events(context: &Context, args: EventsArgs) -> CommandResult {
-    let request = GetEvents { task: args.task, after: None, limit: Some(args.limit.into()) };
-    let events = Connection::open(context)?.call(&request)?.events;
+    let server = Connection::open(context)?;
+    let task = args.task.map(|word| server.find_task(&word)).transpose()?;
+    let request = GetEvents { task, after: None, limit: Some(args.limit.into()) };
+    let events = server.call(&request)?.events;
     context.printer.items(&events, |e| e.id.to_string(), &EVENT_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -225,7 +245,7 @@ fn queues_of(node: &NodeView) -> String {
 
 /// The GPU in eighths: a letter for each eighth of a slice, slices in their order, and dots for what is free. MIG instances
 /// are drawn where they are.
-fn bar(gpu: &GpuView) -> String {
+pub(super) fn bar(gpu: &GpuView) -> String {
     let mut cells = ['.'; 8];
     let mut next = 0;
     for (slice, letter) in gpu.slices.iter().zip(('A'..='Z').cycle()) {

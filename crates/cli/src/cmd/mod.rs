@@ -15,6 +15,7 @@ pub(crate) mod db;
 pub(crate) mod delete;
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod here;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod list;

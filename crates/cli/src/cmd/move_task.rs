@@ -17,7 +17,7 @@ use crate::error::{CliError, ErrorKind};
 /// `cantle move`
 #[derive(Args, Debug)]
 pub(crate) struct MoveArgs {
-    /// Id of the task
+    /// Name of the task, its id, or the beginning of it
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
     #[command(flatten)]
@@ -48,7 +48,7 @@ struct MoveTarget {
 /// Moves the task and prints its new position.
 pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> CommandResult {
     let server = Connection::open(context)?;
-    let task = args.task.clone();
+    let task = server.find_task(&args.task)?;
     let found = server.about(&task, &ExplainTask { task: task.clone() })?;
     let (Some(queue), Some(position)) = (found.queue, found.position) else {
         let text = format!("task {task} is {}; only a task that waits in a queue can be moved", found.state);

@@ -69,7 +69,7 @@ fn policy(queue: &QueueView) -> String {
     queue.requeue_after_s.map_or_else(|| "hold".to_owned(), |seconds| format!("requeue after {seconds} s"))
 }
 
-/// Queues by name.
+/// Queues in the order of their priority, those that no agent serves last.
 pub(crate) fn queues(context: &Context, args: QueuesArgs) -> CommandResult {
     let connection = Connection::open(context)?;
     let Some(QueuesCommand::Set(SetArgs { queue, requeue_after })) = args.command else {

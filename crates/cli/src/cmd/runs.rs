@@ -17,7 +17,7 @@ use crate::out::Column;
 /// `cantle tasks runs`
 #[derive(Args, Debug)]
 pub(crate) struct RunsArgs {
-    /// The task
+    /// Name of the task, its id, or the beginning of it
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
 }
@@ -38,8 +38,9 @@ const COLUMNS: [Column<RunView>; 11] = [
 
 /// The first run first.
 pub(crate) fn runs(context: &Context, args: &RunsArgs) -> CommandResult {
-    let request = GetRuns { task: args.task.clone() };
-    let runs = Connection::open(context)?.answer(&request).map_err(|error| {
+    let server = Connection::open(context)?;
+    let task = server.find_task(&args.task)?;
+    let runs = server.answer(&GetRuns { task }).map_err(|error| {
         if error.is_subcode(subcode::INVALID_TASK_ID) { no_task(&args.task) } else { CliError::from(error) }
     })?;
     context.printer.items(&runs.runs, |r| r.run.to_string(), &COLUMNS);

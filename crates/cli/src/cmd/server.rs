@@ -7,6 +7,7 @@ use std::time::Duration;
 use cantle_server::{KubernetesConfig, OidcConfig, Server, TlsFiles};
 use clap::Args;
 
+use crate::announced::announce;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::CliError;
 use crate::host::{report_ready, until_signal};
@@ -111,6 +112,7 @@ pub(super) struct ListenArgs {
 pub(crate) fn server(context: &Context, args: ServerArgs) -> CommandResult {
     runtime()?.block_on(async {
         let server = bind(context, args.listen, args.open_source).await?;
+        let _announced = announce(context, server.url());
         context.printer.data(&format!("cantle server is up: {}", server.url()));
         report_ready();
         server.serve(until_signal()).await?;

@@ -1,9 +1,11 @@
 //! `cantle submit`: puts a command as a task into a queue.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use cantle_clearml::cantle::{GetQueues, SubmitTask};
 use cantle_clearml::tasks::{Container, Create};
+use cantle_clearml::users::{GetCurrentUser, Role};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
 use cantle_model::{Bytes, GpuRequest, Isolation, Milli};
 use clap::Args;
@@ -17,6 +19,9 @@ use crate::containers::ImageArgs;
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::shared_args::{ComputeArgs, GpuAmount, values};
+
+/// The project of those who may submit anywhere.
+const DEFAULT: &str = "default";
 
 /// `cantle submit`
 #[derive(Args, Debug)]
@@ -36,9 +41,9 @@ pub(crate) struct SubmitArgs {
     /// Name of the task [default: the command]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// Project whose quota the task counts against
-    #[arg(long, value_name = "P", default_value = "default")]
-    project: String,
+    /// Project whose quota the task counts against [default: the one in which you may submit; default, if you may anywhere]
+    #[arg(long, value_name = "P", env = "CANTLE_PROJECT")]
+    project: Option<String>,
     /// CPU cores that the task counts against the quota with (counted, not enforced)
     #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
     cpu: Milli,
@@ -86,6 +91,10 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         non_preemptible: args.non_preemptible,
         command: args.command,
     };
+    let project = match args.project {
+        Some(project) => project,
+        None => own_project(&server)?,
+    };
     let line = request.shell_command();
     let container = Container {
         arguments: shell_words(&args.image.options()),
@@ -94,7 +103,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
     };
     let fields = json!({
         "container": container,
-        "project": project_id(&server, &args.project)?,
+        "project": project_id(&server, &project)?,
         "hyperparams": request.to_hyperparams(),
         "script": {"entry_point": line, "working_dir": request.cwd},
     });
@@ -121,6 +130,25 @@ fn queue_id(server: &Connection, wanted: &str) -> Result<String, CliError> {
         CliError::new(ErrorKind::NotFound, format!("there is no queue {wanted}"))
             .with_hint(format!("there are: {}", names.join(", ")))
     })
+}
+
+/// The project of a user who names none.
+fn own_project(server: &Connection) -> Result<String, CliError> {
+    const MAY_SUBMIT: [Role; 3] = [Role::Admin, Role::Manager, Role::Member];
+    let roles = server.call(&GetCurrentUser {})?.user.cantle_roles;
+    let may = roles.into_iter().filter(|own| MAY_SUBMIT.iter().any(|role| role.name() == own.role));
+    let projects: BTreeSet<String> = may.map(|own| own.project).collect();
+    let is_anywhere = projects.is_empty() || projects.contains("") || projects.contains(DEFAULT);
+    match (is_anywhere, projects.first()) {
+        (false, Some(one)) if projects.len() == 1 => Ok(one.clone()),
+        (false, Some(_)) => {
+            let names: Vec<&str> = projects.iter().map(String::as_str).collect();
+            let text = format!("--project: you may submit in {}; name one", names.join(", "));
+            Err(CliError::new(ErrorKind::Usage, text)
+                .with_hint("or once for all: export CANTLE_PROJECT=NAME"))
+        }
+        _ => Ok(DEFAULT.to_owned()),
+    }
 }
 
 /// The project of that name, created if it does not exist.

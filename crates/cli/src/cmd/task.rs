@@ -24,7 +24,7 @@ const LOG_PAGE: u64 = 500;
 pub(crate) struct WhyArgs {
     #[command(flatten)]
     from: ClusterArg,
-    /// Id of the task; in a cluster the pod, or NAMESPACE/POD
+    /// Name of the task, its id, or the beginning of it; in a cluster the pod, or NAMESPACE/POD
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
 }
@@ -32,7 +32,7 @@ pub(crate) struct WhyArgs {
 /// `cantle stop`
 #[derive(Args, Debug)]
 pub(crate) struct TasksArg {
-    /// Ids of the tasks
+    /// Names of the tasks, their ids, or the beginnings of them
     #[arg(value_name = "TASK", required = true, add = ArgValueCompleter::new(complete::tasks))]
     tasks: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct LogsArgs {
     /// Number of the run, as `cantle tasks runs TASK` lists it [default: the newest]
     #[arg(long, value_name = "N", conflicts_with = "follow")]
     run: Option<i64>,
-    /// Id of the task
+    /// Name of the task, its id, or the beginning of it
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
 }
@@ -66,12 +66,16 @@ pub(crate) fn why(context: &Context, WhyArgs { from, task }: &WhyArgs) -> Comman
     if let Some(report) = from.read(context)? {
         return cluster::why(context, &report, task);
     }
-    let found = Connection::open(context)?.about(task, &ExplainTask { task: task.clone() })?;
+    let server = Connection::open(context)?;
+    let task = server.find_task(task)?;
+    let mut found = server.about(&task, &ExplainTask { task: task.clone() })?;
     let printer = &context.printer;
     if printer.format == Format::Json {
         printer.json(&serde_json::json!({"version": 1, "items": [found]}));
         return Ok(ExitCode::SUCCESS);
     }
+    let of_nodes = found.nodes.iter_mut().flat_map(|node| [&mut node.reason, &mut node.remedy]).flatten();
+    server.name_tasks(&mut std::iter::once(&mut found.reason).chain(of_nodes).collect::<Vec<_>>());
     let place = match (&found.queue, found.position) {
         (Some(queue), Some(0)) => format!(", first in {queue}"),
         (Some(queue), Some(n)) => format!(", behind {n} in {queue}"),
@@ -94,10 +98,11 @@ pub(crate) fn why(context: &Context, WhyArgs { from, task }: &WhyArgs) -> Comman
 /// A task's output.
 pub(crate) fn logs(context: &Context, args: &LogsArgs) -> CommandResult {
     let server = Connection::open(context)?;
-    view(&server, &args.task)?;
-    let print = |position| print_log(&server, &context.printer, &args.task, args.run, position);
+    let task = &server.find_task(&args.task)?;
+    view(&server, task)?;
+    let print = |position| print_log(&server, &context.printer, task, args.run, position);
     let mut position = print(0)?;
-    while args.follow && !view(&server, &args.task)?.state.is_final() {
+    while args.follow && !view(&server, task)?.state.is_final() {
         server.pause();
         position = print(position)?;
     }
@@ -115,7 +120,13 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
         // A user who saw it wait also sees where it ran, even if it ended between two polls.
         let was_seen = !reported.is_empty();
         if let Some(progress) = progress(&found, was_seen).filter(|progress| *progress != reported) {
-            printer.say(&progress);
+            let mut named = progress.clone();
+            if let Some((_, reason)) = named.split_once(": ") {
+                let mut reason = reason.to_owned();
+                server.name_tasks(&mut [&mut reason]);
+                named = format!("{}: {reason}", found.id);
+            }
+            printer.say(&named);
             reported = progress;
         }
         let ended = Some(found).filter(|t| t.state.is_final());
@@ -188,7 +199,12 @@ fn print_log(
 /// Asks the agents that run them to stop them.
 pub(crate) fn stop(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandResult {
     let server = Connection::open(context)?;
-    for task in tasks {
+    for task in &server.find_tasks(tasks)? {
+        let found = view(&server, task)?;
+        if found.state.is_final() {
+            let text = format!("task {task} ({}) has ended: it is {}", found.name, found.state);
+            return Err(CliError::new(ErrorKind::Conflict, text));
+        }
         server.about(task, &Stop { task: task.clone(), ..Stop::default() })?;
         context.printer.say(&format!("{task}: stopping"));
     }
@@ -230,7 +246,7 @@ fn confirm_requeue(server: &Connection, tasks: &[String]) -> Result<(), CliError
 /// Puts tasks that ended, or whose node is lost, back into the queue they came from.
 pub(crate) fn requeue(context: &Context, args: &RequeueArgs) -> CommandResult {
     let server = Connection::open(context)?;
-    let tasks = &args.tasks.tasks;
+    let tasks = &server.find_tasks(&args.tasks.tasks)?;
     if !args.yes {
         confirm_requeue(&server, tasks)?;
     }

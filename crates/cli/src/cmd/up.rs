@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::serve::{ServeArgs, agent_config, finished};
 use super::server::{ListenArgs, bind};
+use crate::announced::announce;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::{report_ready, until_signal};
@@ -46,6 +47,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
         let server = bind(context, server, false).await?;
         (config.server, config.credentials) = (server.url().to_owned(), server.credentials());
         let url = config.server.clone();
+        let _announced = announce(context, &url);
         config.tls = context.global.tls();
         let client = Client::with_tls(&url, server.credentials(), &config.tls)?;
         let keys = server.credentials();

@@ -32,16 +32,17 @@ pub(crate) struct TopArgs {
 
 /// Prints once, or stays until the user leaves.
 pub(crate) fn top(context: &Context, args: &TopArgs) -> CommandResult {
-    let server = Connection::open(context)?;
+    let server = Connection::open_if_any(context)?;
+    let server = server.as_ref();
     let style = Style { ascii: args.ascii, color: context.printer.color };
     let view = ViewOptions { filter: args.filter.clone().unwrap_or_default(), sort: args.sort };
-    let picture = Picture::fetch(&server)?;
+    let picture = Picture::fetch(server)?;
     if args.once {
         let mut lines = vec![draw::summary(&picture)];
         lines.extend(rows::rows(&picture, &view).iter().map(|row| draw::row(row, style)));
         lines.iter().for_each(|line| context.printer.data(&draw::to_text(line, style)));
         return Ok(ExitCode::SUCCESS);
     }
-    screen::run(&server, picture, view, style)?;
+    screen::run(server, picture, view, style)?;
     Ok(ExitCode::SUCCESS)
 }

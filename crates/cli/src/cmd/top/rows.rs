@@ -4,6 +4,7 @@ use cantle_clearml::cantle::{GetNodes, GetTasks, GpuView, NodeView, ProcessView,
 use cantle_model::TaskStatus;
 use clap::ValueEnum;
 
+use crate::cmd::here;
 use crate::connect::Connection;
 use crate::error::CliError;
 
@@ -19,8 +20,12 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Asks the server.
-    pub(crate) fn fetch(server: &Connection) -> Result<Self, CliError> {
+    /// Asks the server; without one, looks at this machine.
+    pub(crate) fn fetch(server: Option<&Connection>) -> Result<Self, CliError> {
+        let Some(server) = server else {
+            let (node, tasks) = here::node()?;
+            return Ok(Self { nodes: vec![node], tasks });
+        };
         let nodes = server.call(&GetNodes {})?.nodes;
         let status = vec![TaskStatus::InProgress, TaskStatus::Queued];
         let tasks = server.call(&GetTasks { status, limit: Some(TASKS), ..GetTasks::default() })?.tasks;

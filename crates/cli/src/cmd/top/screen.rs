@@ -51,7 +51,7 @@ struct Screen {
 
 /// Shows the screen until the user leaves. Afterwards the terminal is as before, also after an error.
 pub(crate) fn run(
-    server: &Connection,
+    server: Option<&Connection>,
     picture: Picture,
     view: ViewOptions,
     style: Style,
@@ -66,7 +66,11 @@ pub(crate) fn run(
     ended
 }
 
-fn live(server: &Connection, terminal: &mut DefaultTerminal, mut screen: Screen) -> Result<(), CliError> {
+fn live(
+    server: Option<&Connection>,
+    terminal: &mut DefaultTerminal,
+    mut screen: Screen,
+) -> Result<(), CliError> {
     let failed = as_kind::<std::io::Error>(ErrorKind::Failed);
     let mut next = Instant::now() + EVERY;
     loop {
@@ -78,8 +82,7 @@ fn live(server: &Connection, terminal: &mut DefaultTerminal, mut screen: Screen)
                 KeyAction::Nothing => {}
                 KeyAction::Quit => return Ok(()),
                 KeyAction::Stop(task) => {
-                    let stopped = server.about(&task, &Stop { task: task.clone(), ..Stop::default() });
-                    screen.note = stopped.map_or_else(|e| e.to_string(), |_| format!("asked {task} to stop"));
+                    screen.note = stop(server, &task);
                 }
             }
         }
@@ -91,6 +94,15 @@ fn live(server: &Connection, terminal: &mut DefaultTerminal, mut screen: Screen)
             next = Instant::now() + EVERY;
         }
     }
+}
+
+/// What became of the wish to stop a task.
+fn stop(server: Option<&Connection>, task: &str) -> String {
+    let Some(server) = server else {
+        return "there is no server: end its processes, see cantle ps".to_owned();
+    };
+    let stopped = server.about(task, &Stop { task: task.to_owned(), ..Stop::default() });
+    stopped.map_or_else(|error| error.to_string(), |_| format!("asked {task} to stop"))
 }
 
 impl Screen {

@@ -1,0 +1,89 @@
+//! The slices of a machine at one moment, of all its users, for people: with the processes as the machine sees them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use cantle_driver::{Driver, Installation, Load, ProcessMemory};
+use cantle_model::{Gpu, Holder, Lease, Slice};
+
+use crate::NodeError;
+use crate::members::Members;
+use crate::store::NodeStore;
+
+/// A GPU of this machine.
+#[derive(Clone, Debug)]
+pub struct GpuHere {
+    /// The GPU.
+    pub gpu: Gpu,
+    /// What it does; none where the driver does not report it, as in MIG mode.
+    pub load: Option<Load>,
+    /// Memory in use by anybody, in bytes; none where the driver does not report it.
+    pub used_bytes: Option<u64>,
+    /// The slices of it, oldest first.
+    pub slices: Vec<SliceHere>,
+}
+
+/// A slice on this machine.
+#[derive(Clone, Debug)]
+pub struct SliceHere {
+    /// Its lease.
+    pub lease: Lease,
+    /// The slice of this GPU.
+    pub slice: Slice,
+    /// The user of the task's first process; none if it has none.
+    pub uid: Option<u32>,
+    /// The task's processes that hold memory of the GPU, by their pids on the machine.
+    pub processes: Vec<ProcessMemory>,
+    /// The task's first process.
+    pub leader: Option<u32>,
+}
+
+impl SliceHere {
+    /// What its processes hold, as far as the driver reports it, in bytes.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.processes.iter().filter_map(|process| process.used_bytes).sum()
+    }
+}
+
+/// The GPUs of this machine with the slices of all its users.
+///
+/// # Errors
+/// If the driver fails, or the own leases can't be read.
+pub fn gpus_here(driver: &dyn Driver, installation: &Installation) -> Result<Vec<GpuHere>, NodeError> {
+    let node = NodeStore::open(&NodeStore::dir_for(installation))?;
+    let (own, others) = (node.leases()?, node.neighbors());
+    let members = Members::of(&node, &own).and(&others);
+    let mut leases: Vec<Lease> = own.into_iter().chain(others).filter(is_active).collect();
+    leases.sort_by_key(|lease| lease.placed_ms);
+    let mut found = Vec::new();
+    for gpu in driver.gpus()? {
+        let processes = driver.processes(&gpu.uuid).unwrap_or_default();
+        let of_lease = |lease: &Lease| {
+            let is_its = |process: &&ProcessMemory| members.lease_of(process.pid).as_ref() == Some(&lease.id);
+            processes.iter().filter(is_its).copied().collect()
+        };
+        let slice = |lease: &Lease| {
+            let slice = lease.slices.iter().find(|slice| slice.gpu == gpu.uuid)?.clone();
+            let leader = lease.leader.filter(cantle_runtime::alive);
+            let uid = leader.or(Some(lease.owner)).and_then(|first| uid_of(&first));
+            let leader = leader.map(|leader| leader.pid);
+            Some(SliceHere { lease: lease.clone(), slice, uid, processes: of_lease(lease), leader })
+        };
+        let slices = leases.iter().filter_map(slice).collect();
+        let load = driver.load(&gpu.uuid).ok();
+        let used_bytes = driver.memory(&gpu.uuid).ok().map(|memory| memory.used_bytes);
+        found.push(GpuHere { gpu, load, used_bytes, slices });
+    }
+    Ok(found)
+}
+
+/// Somebody answers for it, or its task lives.
+fn is_active(lease: &Lease) -> bool {
+    lease.kept || [Some(lease.owner), lease.leader].iter().flatten().any(cantle_runtime::alive)
+}
+
+fn uid_of(process: &Holder) -> Option<u32> {
+    fs::metadata(Path::new("/proc").join(process.pid.to_string())).ok().map(|of| of.uid())
+}
