@@ -3,6 +3,7 @@
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 from conftest import CANTLE, Server, wait_until
@@ -111,6 +112,35 @@ def test_keys_from_the_environment_stay_there(tls):
     assert [name for _, name, words in holders(secret) if b"token" in words or b"task-init" in words] == []
     assert agent.poll() is None
     tls.api("tasks.stop", task=task)
+
+
+REPORT = """
+from clearml import Task
+task = Task.init(output_uri=True, auto_connect_frameworks=False, auto_resource_monitoring=False)
+task.upload_artifact('weights', {'a': 1}, wait_on_upload=True)
+print('reported from inside', flush=True)
+"""
+
+
+@pytest.mark.parametrize("variable", [None, "CLEARML__API__VERIFY_CERTIFICATE"])
+def test_a_task_trusts_the_authority_of_its_agent(tls, variable):
+    """The agent knows it by --ca only. ClearML's SDK reads no variables of the form CLEARML__…, as its agent does."""
+    env = {name: value for name, value in tls.env.items() if name not in ("REQUESTS_CA_BUNDLE", "CLEARML_CONFIG_FILE")}
+    if variable:
+        env[variable] = tls.ca
+    queue = f"trust-{variable}"
+    out = open(tls.home / f"{queue}.log", "wb")
+    words = ["daemon", "--ca", tls.ca, "--dynamic-gpus", "--create-queue", "--queue", f"{queue}=0.25"]
+    child = subprocess.Popen(tls.command([CANTLE, *words], tls.another()), env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_until(lambda: "serving" in tls.text(f"{queue}.log"), 120, "the agent")
+        (tls.home / "report.py").write_text(REPORT)
+        task = tls.run([CANTLE, "submit", "--queue", queue, "--", sys.executable, str(tls.home / "report.py")]).strip()
+        wait_until(lambda: tls.status(task) in ("completed", "failed"), 240, "the end of the task")
+        assert tls.status(task) == "completed", tls.log_of(task)
+        wait_until(lambda: "reported from inside" in tls.log_of(task), 60, "the log")
+    finally:
+        tls.stop(child)
 
 
 def test_clearmls_own_agent_works_over_tls(tls):

@@ -33,6 +33,8 @@ pub(crate) struct Environment {
     pub(crate) queues: Vec<Served>,
     pub(crate) jobs_dir: PathBuf,
     pub(crate) launcher: Launcher,
+    /// The file of the authorities that programs in tasks trust.
+    pub(crate) authorities: Option<PathBuf>,
     /// The container engine, with `--docker`.
     pub(crate) engine: Option<Engine>,
     pub(crate) meter: Meter,

@@ -36,6 +36,7 @@
 //! * `environment` has what all of them use and none changes.
 
 mod agent;
+mod authorities;
 mod backoff;
 mod claims;
 mod command;

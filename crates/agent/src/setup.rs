@@ -14,6 +14,7 @@ use cantle_runtime::Engine;
 use nix::unistd::geteuid;
 
 use crate::agent::Agent;
+use crate::authorities;
 use crate::environment::Environment;
 use crate::first_call::Vigil;
 use crate::journal::Journal;
@@ -73,6 +74,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     if is_cantle(&server, &node_name).await? {
         config.hosts.complete(&config.server);
     }
+    let authorities = authorities::for_tasks(&config.tls, &config.server, &config.state_dir)?;
     let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
     let launcher = launcher.with_privileges(config.privileges);
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
@@ -116,6 +118,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         queues,
         jobs_dir,
         launcher,
+        authorities,
         engine,
         meter,
         journal: Journal::default(),

@@ -162,6 +162,7 @@ impl Launcher {
                 privileges: self.privileges,
             },
             workspace: None,
+            authorities: None,
             is_client: false,
         }
     }

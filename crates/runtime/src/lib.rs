@@ -59,6 +59,9 @@ pub const TASK_INIT_COMMAND: &str = "__task-init";
 /// The variable that has the path of a task's workspace, see [`Workspace`].
 pub const WORKSPACE: &str = "CANTLE_WORKSPACE";
 
+/// The variable that names the file of a task's authorities; `requests` of Python gave it its name.
+pub const AUTHORITIES: &str = "REQUESTS_CA_BUNDLE";
+
 /// The first argument that makes the binary cover the driver's libraries in an image: see [`cover_image_main`].
 pub const COVER_IMAGE_COMMAND: &str = "__cover-image";
 

@@ -262,6 +262,12 @@ fn execute(
         let path = if is_mounted { Path::new(sandbox::WORKSPACE_DIR) } else { &workspace.directory };
         command.env(crate::WORKSPACE, path);
     }
+    let has_authorities =
+        spec.env.contains_key(crate::AUTHORITIES) || inherited(crate::AUTHORITIES).is_some();
+    if let Some(authorities) = spec.authorities.as_ref().filter(|_| !has_authorities) {
+        command
+            .env(crate::AUTHORITIES, if enters { authorities } else { Path::new(sandbox::AUTHORITIES_FILE) });
+    }
     if let Some(cwd) = spec.cwd.as_ref().filter(|_| enters) {
         command.current_dir(cwd);
     }

@@ -45,6 +45,9 @@ pub struct TaskSpec {
     /// A directory of the task's own, whose path is in [`crate::WORKSPACE`].
     #[serde(default)]
     pub workspace: Option<Workspace>,
+    /// A file with the authorities that its programs trust, in [`crate::AUTHORITIES`] unless the task has that variable.
+    #[serde(default)]
+    pub authorities: Option<PathBuf>,
     /// It is no task but the client of a container engine, to which it brings the task.
     #[serde(default)]
     pub is_client: bool,

@@ -88,6 +88,7 @@ impl Launch {
             let sdk = env.config.sdk.of_user(self.command.user.as_ref());
             sdk.settle(&mut spec, &self.task.script, workspace)?;
         }
+        spec.authorities.clone_from(&env.authorities);
         let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else { return Ok((spec, None)) };
         let workers = Workers { task: self.worker, agent: env.worker.clone() };
         let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;

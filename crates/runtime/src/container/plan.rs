@@ -213,6 +213,7 @@ mod tests {
                 privileges: crate::Privileges::Own,
             },
             workspace: None,
+            authorities: None,
             is_client: false,
         }
     }

@@ -42,6 +42,8 @@ pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
 pub(crate) const REAL_DIR: &str = "/run/cantle/real";
 /// The workspace of a task that has one.
 pub(crate) const WORKSPACE_DIR: &str = "/run/cantle/work";
+/// The authorities of a task that has some.
+pub(crate) const AUTHORITIES_FILE: &str = "/run/cantle/authorities.crt";
 /// An empty file that is put over files.
 const EMPTY_FILE: &str = "/run/cantle/empty";
 /// All hierarchies, where the distribution has mounted them.
@@ -81,6 +83,9 @@ pub(crate) fn enter(spec: &TaskSpec) -> Result<()> {
     step("mount tmpfs on /run/cantle", || tmpfs(Path::new(CANTLE_DIR), flags))?;
     if let Some(files) = files {
         files.put(&confinement.libraries)?;
+    }
+    if let Some(authorities) = &spec.authorities {
+        slice::put_file(authorities, Path::new(AUTHORITIES_FILE))?;
     }
     if let Some(workspace) = spec.workspace.as_ref().filter(|workspace| workspace.is_mounted) {
         let from = &workspace.directory;

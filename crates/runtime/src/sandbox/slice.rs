@@ -86,6 +86,11 @@ impl Files {
     }
 }
 
+/// Makes a file of the machine appear at `target`, read-only.
+pub(super) fn put_file(file: &Path, target: &Path) -> Result<()> {
+    Source::open(file)?.bind(target, Access::ReadOnly)
+}
+
 /// A file to be mounted elsewhere.
 struct Source {
     file: File,

@@ -113,6 +113,7 @@ impl Bench {
                 privileges: Privileges::Own,
             },
             workspace: None,
+            authorities: None,
             is_client: false,
         }
     }
