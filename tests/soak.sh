@@ -21,8 +21,9 @@ CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -
 CANTLE_STRESS_MIG_PROCESSES="${CANTLE_STRESS_MIG_PROCESSES:-100000}" \
     cargo test --release --locked -p cantle-node --lib mig::tests::nor_do -- --nocapture
 CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
-# 32 environments at once on the three GPUs of the suite, in eighths.
-CANTLE_TEST_SIDE_BY_SIDE="${CANTLE_TEST_SIDE_BY_SIDE:-32}" tests/clearml/run.sh -k environments_of_their_own
+# 32 environments at once, in eighths of four GPUs.
+CANTLE_TEST_SIDE_BY_SIDE="${CANTLE_TEST_SIDE_BY_SIDE:-32}" CANTLE_TEST_GPUS="${CANTLE_TEST_GPUS:-4xA100-40GB}" \
+    tests/clearml/run.sh -k environments_of_their_own
 # A million ended tasks, on both databases.
 CANTLE_BENCH_TASKS=1000000 tests/bench/fleet.sh
 # A thousand kills of connections, and of PostgreSQL itself.
