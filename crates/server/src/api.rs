@@ -115,7 +115,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .layer(middleware::from_fn(close_to_sdk))
 }
 
-/// Closes the connection of ClearML's SDK after each answer, as ClearML's own server does. The SDK keeps connections, and shares
+/// Closes the connection of ClearML's SDK after each answer. The SDK keeps connections, and shares
 /// them with the processes that it is forked into: their requests and answers then arrive mixed.
 async fn close_to_sdk(request: extract::Request, next: middleware::Next) -> Response {
     let headers = request.headers();
