@@ -19,7 +19,7 @@ INJECTED = {LABEL: "0.500", "cantle.dev/slice": "cantle-fraction-5000"}
 def policies(plane):
     """Those of the chart; the API server takes a moment to learn of them."""
     things = [thing for thing in rendered() if thing["kind"].startswith("ValidatingAdmissionPolicy") and thing["metadata"]["name"].startswith(NAME)]
-    assert len(things) == 10
+    assert len(things) == 16
     effects = [
         lambda: warnings(plane, pod(annotations={LABEL: "0.500"})),
         lambda: warnings(plane, deployment({LABEL: "1"}, {})),
