@@ -9,7 +9,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         "Tasks",
         &[
             "run", "submit", "tasks", "why", "logs", "stop", "requeue", "move", "top", "gpus", "ps",
-            "queues", "projects", "events", "limits",
+            "queues", "projects", "usage", "events", "limits",
         ],
     ),
     ("Machines", &["up", "server", "daemon", "nodes", "pools", "mig", "doctor", "controller", "check"]),
