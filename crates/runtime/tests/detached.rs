@@ -115,7 +115,11 @@ async fn a_task_outlives_its_starter_and_is_adopted() {
     std::fs::write(&spec_file, serde_json::to_vec(&bench.shell(&script)).unwrap()).unwrap();
     let mut starter = Command::new(start_program());
     let mut starter = starter.arg("detached").args([&spec_file, &dir]).spawn().unwrap();
-    eventually("the task has started", || dir.join("state.json").exists());
+    // Before that, only its first process is recorded, which is cantle's own.
+    eventually("the task has started", || {
+        let state = serde_json::from_str(&read(&dir.join("state.json"))).unwrap_or(serde_json::Value::Null);
+        state["scope"]["leader"] != state["scope"]["root"]
+    });
     starter.kill().unwrap();
     starter.wait().unwrap();
 
