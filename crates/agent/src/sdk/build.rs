@@ -330,6 +330,8 @@ mod tests {
         let (cache, workspace) = (root.path().join("cache"), root.path().join("work"));
         fs::create_dir_all(workspace.join("3.11/bin")).unwrap();
         fs::create_dir_all(cache.join("other/bin")).unwrap();
+        // Times of the file system are coarse.
+        File::open(cache.join("other/bin")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let lock = cache.join(".cantle-1");
         File::create(&lock).unwrap();
         let builder = Holder { pid: std::process::id(), start_ticks: 0 };
