@@ -273,6 +273,12 @@ impl Accounts {
         path.iter().all(within)
     }
 
+    /// The name of a project, and how much of its quota of GPUs it holds; `None` for the root.
+    pub(crate) fn quota_of_gpus(&self, project: usize) -> Option<(&str, u64, u64)> {
+        let account = &self.accounts[project];
+        (project != ROOT).then(|| (account.name.as_str(), account.held.0[0], account.deserved.0[0]))
+    }
+
     /// Would `wanted` in exchange for `given_up` of the same project leave it, or one above it, with more than before and
     /// more than it may keep? Then it would be taken back at once, and so on forever: a project grows beyond its share
     /// into free room only.

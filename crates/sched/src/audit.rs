@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{GpuRequest, GpuUuid, Isolation, Milli, QueueWant, Slice, TaskId};
+use cantle_model::{GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueWant, Slice, TaskId};
 
 use crate::audit_instance::is_as_requested;
-use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Snapshot, Start, Waiting};
+use crate::{
+    GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Running, Snapshot, Start, Waiting,
+};
 
 /// The fault of a plan. Any one of them forbids to execute it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,33 +141,76 @@ pub enum Violation {
 #[must_use]
 pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
     let mut violations = Vec::new();
-    tasks(state, plan, &mut violations);
+    let found = &Found::new(state, plan);
+    tasks(state, plan, found, &mut violations);
     at_once(state, plan, &mut violations);
     for start in &plan.starts {
-        request(state, start, &mut violations);
+        request(found, start, &mut violations);
     }
     evictions(state, plan, &mut violations);
     for project in &state.projects {
-        limits(state, plan, project, &mut violations);
+        limits(state, plan, found, project, &mut violations);
     }
-    gangs(state, plan, &mut violations);
-    for node in &state.nodes {
-        capacity(state, plan, node, &mut violations);
+    gangs(plan, found, &mut violations);
+    for (name, starts) in &found.starts {
+        if let Some(node) = found.nodes.get(name) {
+            capacity(found, starts, node, &mut violations);
+        }
     }
     violations
 }
 
-fn waiting<'a>(state: &'a Snapshot, start: &Start) -> Option<(&'a Queue, &'a Waiting)> {
-    let queue = state.queues.iter().find(|queue| queue.spec.name == start.queue)?;
-    Some((queue, queue.waiting.iter().find(|waiting| waiting.task == start.task)?))
+/// What the parts of a plan refer to by name, found in one pass.
+struct Found<'a> {
+    nodes: BTreeMap<&'a str, &'a Node>,
+    /// The waiting tasks that the plan starts, by queue and id.
+    waiting: BTreeMap<(&'a str, &'a TaskId), (&'a Queue, &'a Waiting)>,
+    /// Running tasks by node.
+    running: BTreeMap<&'a str, Vec<&'a Running>>,
+    /// Starts by node.
+    starts: BTreeMap<&'a str, Vec<&'a Start>>,
 }
 
-fn tasks(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
+impl<'a> Found<'a> {
+    fn new(state: &'a Snapshot, plan: &'a Plan) -> Self {
+        let mut found = Self {
+            nodes: state.nodes.iter().map(|node| (node.name.as_str(), node)).collect(),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            starts: BTreeMap::new(),
+        };
+        for start in &plan.starts {
+            found.starts.entry(&start.node).or_default().push(start);
+        }
+        for running in state.running.iter().filter(|running| found.starts.contains_key(running.node.as_str()))
+        {
+            found.running.entry(&running.node).or_default().push(running);
+        }
+        let started: BTreeSet<&TaskId> = plan.starts.iter().map(|start| &start.task).collect();
+        for queue in &state.queues {
+            for waiting in queue.waiting.iter().filter(|waiting| started.contains(&waiting.task)) {
+                let key = (queue.spec.name.as_str(), &waiting.task);
+                found.waiting.entry(key).or_insert((queue, waiting));
+            }
+        }
+        found
+    }
+
+    fn running_on(&self, node: &Node) -> impl Iterator<Item = &'a Running> {
+        self.running.get(node.name.as_str()).into_iter().flatten().copied()
+    }
+
+    fn waiting(&self, start: &Start) -> Option<(&'a Queue, &'a Waiting)> {
+        self.waiting.get(&(start.queue.as_str(), &start.task)).copied()
+    }
+}
+
+fn tasks(state: &Snapshot, plan: &Plan, found: &Found<'_>, violations: &mut Vec<Violation>) {
     let running: BTreeSet<&TaskId> = state.running.iter().map(|running| &running.task).collect();
     let mut started = BTreeSet::new();
     for start in &plan.starts {
         let first = started.insert(&start.task);
-        if !first || running.contains(&start.task) || waiting(state, start).is_none() {
+        if !first || running.contains(&start.task) || found.waiting(start).is_none() {
             violations.push(Violation::NotWaiting { task: start.task.clone(), queue: start.queue.clone() });
         }
     }
@@ -185,13 +230,17 @@ fn at_once(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
 }
 
 fn evictions(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
+    let running: BTreeMap<&LeaseId, &Running> =
+        state.running.iter().rev().map(|running| (&running.lease, running)).collect();
+    let waits: BTreeSet<&TaskId> = plan.waits.iter().map(|wait| &wait.task).collect();
+    let mut stopped: BTreeMap<&LeaseId, usize> = BTreeMap::new();
+    plan.evictions.iter().for_each(|eviction| *stopped.entry(&eviction.lease).or_default() += 1);
     for eviction in &plan.evictions {
-        let victim = state.running.iter().find(|running| running.lease == eviction.lease);
-        let may_stop = victim.is_some_and(|running| {
+        let may_stop = running.get(&eviction.lease).is_some_and(|running| {
             running.task == eviction.task && running.preemptible && running.stopping.is_none()
         });
-        let waits = plan.waits.iter().any(|wait| wait.task == eviction.for_task);
-        let twice = plan.evictions.iter().filter(|other| other.lease == eviction.lease).count() > 1;
+        let waits = waits.contains(&eviction.for_task);
+        let twice = stopped[&eviction.lease] > 1;
         if !may_stop || !waits || twice {
             let (task, for_task) = (eviction.task.clone(), eviction.for_task.clone());
             violations.push(Violation::BadEviction { task, for_task });
@@ -200,7 +249,13 @@ fn evictions(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
 }
 
 /// A limit that the plan's own starts break; what ran before a limit was lowered is not the plan's fault.
-fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec<Violation>) {
+fn limits(
+    state: &Snapshot,
+    plan: &Plan,
+    found: &Found<'_>,
+    project: &Project,
+    violations: &mut Vec<Violation>,
+) {
     let belongs = |of: Option<&str>| {
         let mut at = of;
         // A path is never longer than the number of projects, even if it is a circle.
@@ -215,7 +270,7 @@ fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec
     };
     let gpu = |slices: &[Slice]| slices.iter().map(|slice| u64::from(slice.milli.0)).sum::<u64>();
     let running = state.running.iter().filter(|running| belongs(running.project.as_deref()));
-    let started = plan.starts.iter().filter_map(|start| Some((start, waiting(state, start)?.1)));
+    let started = plan.starts.iter().filter_map(|start| Some((start, found.waiting(start)?.1)));
     let started = started.filter(|(_, task)| belongs(task.project.as_deref()));
     let (mut held, mut added) = ([0u64; 3], [0u64; 3]);
     let parts = |slices: &[Slice], host: Host, quota_milli: Option<u64>| {
@@ -245,7 +300,7 @@ fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec
         let others = state.elsewhere.held.iter().filter(|held| belongs(held.project.as_deref()));
         let others: u64 = others.filter_map(|held| held.pool_milli.get(pool)).sum();
         let mine =
-            |start: &&Start| waiting(state, start).is_some_and(|(_, task)| belongs(task.project.as_deref()));
+            |start: &&Start| found.waiting(start).is_some_and(|(_, task)| belongs(task.project.as_deref()));
         let added: u64 = plan.starts.iter().filter(mine).map(|start| of(&start.node, &start.slices)).sum();
         let held = here + others + added;
         if added > 0 && held > limit {
@@ -262,9 +317,9 @@ fn pool_milli(state: &Snapshot, pool: &String, node: &str, slices: &[Slice]) -> 
     slices.iter().filter(is_in).map(|slice| u64::from(slice.milli.0)).sum()
 }
 
-fn gangs(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
+fn gangs(plan: &Plan, found: &Found<'_>, violations: &mut Vec<Violation>) {
     let mut started: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
-    for (_, task) in plan.starts.iter().filter_map(|start| waiting(state, start)) {
+    for (_, task) in plan.starts.iter().filter_map(|start| found.waiting(start)) {
         if let Some(gang) = &task.gang {
             started.entry(&gang.name).or_insert((0, gang.size)).0 += 1;
         }
@@ -276,9 +331,9 @@ fn gangs(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
     }
 }
 
-fn request(state: &Snapshot, start: &Start, violations: &mut Vec<Violation>) {
+fn request(found: &Found<'_>, start: &Start, violations: &mut Vec<Violation>) {
     let gpu_of = |slice: &Slice| {
-        let node = state.nodes.iter().find(|node| node.name == start.node)?;
+        let node = found.nodes.get(start.node.as_str())?;
         node.gpus
             .iter()
             .find(|gpu| gpu.gpu.uuid == slice.gpu && gpu.usable && gpu.gpu.mig == slice.mig.is_some())
@@ -292,7 +347,7 @@ fn request(state: &Snapshot, start: &Start, violations: &mut Vec<Violation>) {
             violations.push(Violation::TwoSlices { task, gpu });
         }
     }
-    let Some((queue, waiting)) = waiting(state, start) else { return };
+    let Some((queue, waiting)) = found.waiting(start) else { return };
     let as_asked = count_as_asked(queue, waiting, start.slices.len())
         && start
             .slices
@@ -378,11 +433,17 @@ fn places<'a>(slices: &[&'a Slice]) -> Vec<(u32, u32, &'a str)> {
 }
 
 /// A slice without a promise has what the others leave.
-fn compute(state: &Snapshot, gpu: &GpuState, starts: &[&Start], violations: &mut Vec<Violation>) {
+fn compute(
+    found: &Found<'_>,
+    node: &Node,
+    gpu: &GpuState,
+    starts: &[&Start],
+    violations: &mut Vec<Violation>,
+) {
     let here = |slices: &[Slice]| slices.iter().any(|slice| slice.gpu == gpu.gpu.uuid);
-    let running = state.running.iter().filter(|running| here(&running.slices));
+    let running = found.running_on(node).filter(|running| here(&running.slices));
     let started = starts.iter().filter(|start| here(&start.slices));
-    let started = started.filter_map(|start| waiting(state, start)?.1.promised_compute(&start.slices));
+    let started = started.filter_map(|start| found.waiting(start)?.1.promised_compute(&start.slices));
     let milli: Milli = running.filter_map(|running| running.compute).chain(started).sum();
     if milli > Milli::ONE {
         violations.push(Violation::OverCompute { gpu: gpu.gpu.uuid.clone(), milli });
@@ -393,18 +454,17 @@ fn compute(state: &Snapshot, gpu: &GpuState, starts: &[&Start], violations: &mut
 /// (`GpuRequest::share_of`), and prove nothing beyond them.
 ///
 /// Only what the plan touches is its fault: foreign use may have grown under a slice that runs.
-fn capacity(state: &Snapshot, plan: &Plan, node: &Node, violations: &mut Vec<Violation>) {
-    let starts: Vec<&Start> = plan.starts.iter().filter(|start| start.node == node.name).collect();
+fn capacity(found: &Found<'_>, starts: &[&Start], node: &Node, violations: &mut Vec<Violation>) {
     let touched: BTreeSet<&GpuUuid> =
         starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
-    let running = || state.running.iter().filter(|running| running.node == node.name);
+    let running = || found.running_on(node);
     for gpu in node.gpus.iter().filter(|gpu| touched.contains(&gpu.gpu.uuid)) {
         let is_here = |slice: &&Slice| slice.gpu == gpu.gpu.uuid;
         let held: Vec<&Slice> = running().flat_map(|running| &running.slices).filter(is_here).collect();
         let started: Vec<&Slice> = starts.iter().flat_map(|start| &start.slices).filter(is_here).collect();
         let limits: u64 = held.iter().chain(&started).map(|slice| slice.memory_limit_bytes).sum();
         instances(gpu, &held, &started, violations);
-        compute(state, gpu, &starts, violations);
+        compute(found, node, gpu, starts, violations);
         let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
         let bytes = limits.saturating_add(gpu.foreign_bytes);
         if bytes > memory_bytes {
@@ -412,7 +472,7 @@ fn capacity(state: &Snapshot, plan: &Plan, node: &Node, violations: &mut Vec<Vio
         }
     }
     let Some(host) = node.host else { return };
-    let asked = starts.iter().filter_map(|start| waiting(state, start)).map(|(_, waiting)| waiting.host);
+    let asked = starts.iter().filter_map(|start| found.waiting(start)).map(|(_, waiting)| waiting.host);
     let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
     for taken in running().map(|running| running.host).chain(asked) {
         cpu_milli += taken.cpu_milli;

@@ -68,7 +68,8 @@ impl Place {
 pub struct Cluster {
     classes: Vec<GpuClass>,
     nodes: Vec<NodeFree>,
-    names: Vec<Names>,
+    /// They never change, and a cluster is copied often.
+    names: Arc<Vec<Names>>,
     /// Nodes whose amounts changed, the oldest change first.
     changes: Vec<usize>,
 }
@@ -125,7 +126,7 @@ impl Cluster {
             node: node.name.clone(),
             gpus: node.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu.gpu.index)).collect(),
         });
-        let names = names.collect();
+        let names = Arc::new(names.collect());
         Self { classes, nodes: amounts, names, changes: Vec::new() }
     }
 

@@ -15,6 +15,8 @@ mod cut;
 mod demand;
 mod evict;
 mod fairshare;
+mod group;
+mod lack;
 mod never;
 mod observed;
 mod outlook;
@@ -55,7 +57,7 @@ pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
 pub use project::Project;
 pub use ranking::{NodeOffer, Rank, Ranking};
-pub use reason::{FreePart, Obstacle, Reason, Use, UsedPool, UsedShare};
+pub use reason::{FreePart, HeldBy, HeldQuota, Obstacle, Reason, Use, UsedPool, UsedShare};
 pub use snapshot::{
     Elsewhere, Gang, GpuState, Held, Host, Node, PoolMilli, Queue, Running, Snapshot, Waiting,
 };

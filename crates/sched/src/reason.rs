@@ -4,7 +4,7 @@ use std::fmt;
 
 use cantle_model::{Milli, PoolRule, TaskId};
 
-use crate::{Cluster, Demand, Resource, Shape};
+use crate::{Cluster, Cut, Resource, Shape};
 
 /// The part of the GPUs that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +114,59 @@ impl fmt::Display for UsedPool {
     }
 }
 
+/// Who holds GPUs that would serve a project within its quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldBy {
+    /// Tasks that are not preemptible.
+    NotPreemptible,
+    /// Tasks that have not run for their project's minimum time.
+    MinimumTime,
+    /// Projects that hold no more than they may keep.
+    WithinQuota,
+    /// Tasks that may be preempted, but do not make room for it.
+    Preemptible,
+}
+
+/// What keeps a project from its quota. Amounts are in thousandths of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldQuota {
+    /// The project.
+    pub project: String,
+    /// The holdings of its tasks.
+    pub held: u64,
+    /// Guaranteed.
+    pub quota: u64,
+    /// The holders of the GPUs that would do.
+    pub by: Vec<(HeldBy, u64)>,
+    /// May tasks be preempted at all?
+    pub reclaim: bool,
+}
+
+/// `project a holds 0 GPUs of its quota of 4 GPUs: others hold 3 GPUs with tasks that are not preemptible`.
+impl fmt::Display for HeldQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { project, held, quota, by, reclaim } = self;
+        let (held, quota) = (Resource::Gpu.text(*held), Resource::Gpu.text(*quota));
+        write!(f, "project {project} holds {held} of its quota of {quota}")?;
+        if !reclaim {
+            return write!(f, ", and tasks are not preempted here");
+        }
+        let with = |(by, milli): &(HeldBy, u64)| {
+            let what = match by {
+                HeldBy::NotPreemptible => "with tasks that are not preemptible",
+                HeldBy::MinimumTime => "with tasks in their minimum time",
+                HeldBy::WithinQuota => "within what they may keep",
+                HeldBy::Preemptible => "with tasks that can be preempted but make no room for it",
+            };
+            format!("{} {what}", Resource::Gpu.text(*milli))
+        };
+        match by.as_slice() {
+            [] => Ok(()),
+            by => write!(f, ": others hold {}", by.iter().map(with).collect::<Vec<_>>().join(", ")),
+        }
+    }
+}
+
 /// Why a task does not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -121,12 +174,16 @@ pub enum Reason {
     NoRoom {
         /// Its demand, as text.
         needs: String,
-        /// The free capacity of suitable GPUs, the largest first.
+        /// The free capacity of suitable GPUs, the largest first, a few of them.
         free: Vec<FreePart>,
+        /// The number of further ones.
+        more: usize,
         /// The part in use.
         in_use: Use,
         /// The share of its project, if that is the reason why no task is stopped for it.
         share: Option<UsedShare>,
+        /// What keeps its project from its quota, if it is within it.
+        quota: Option<Box<HeldQuota>>,
         /// The pools that its project may use, if they are restricted, and those it has used up.
         pools: Vec<String>,
     },
@@ -247,11 +304,12 @@ const NAMED: usize = 3;
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRoom { needs, free, in_use, share, pools } => {
+            Self::NoRoom { needs, free, more, in_use, share, quota, pools } => {
                 write!(f, "needs {needs}, ")?;
-                parts(f, free)?;
+                parts(f, free, *more)?;
                 write!(f, " ({} of {} in use)", in_use.used, in_use.total)?;
                 share.as_ref().map_or(Ok(()), |share| write!(f, "; {share}"))?;
+                quota.as_ref().map_or(Ok(()), |quota| write!(f, "; {quota}"))?;
                 pools.iter().try_for_each(|pool| write!(f, "; {pool}"))
             }
             Self::OutsidePools { needs, rules } => {
@@ -358,50 +416,51 @@ impl Reason {
     }
 }
 
-fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
+fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart], more: usize) -> fmt::Result {
     if free.is_empty() {
         return write!(f, "nothing free");
     }
-    let named: Vec<String> = free.iter().take(NAMED).map(ToString::to_string).collect();
+    let named: Vec<String> = free.iter().map(ToString::to_string).collect();
     write!(f, "free {}", named.join(", "))?;
-    match free.len().saturating_sub(NAMED) {
+    match more {
         0 => Ok(()),
         more => write!(f, " and parts of {more} more"),
     }
 }
 
 impl Cluster {
-    /// Use of all usable GPUs together that the pools of `demand` allow.
-    pub(crate) fn in_use(&self, demand: &Demand) -> Use {
-        let allowed = |class: usize| {
-            let class = &self.classes()[class];
-            class.is_allowed(&demand.pools) && !demand.used_up.iter().any(|pool| class.pools.contains(pool))
-        };
+    /// Use of all usable GPUs of the allowed classes together.
+    pub(crate) fn in_use(&self, allowed: &[bool]) -> Use {
         let usable = || {
             let gpus = self.nodes().iter().flat_map(|node| &node.gpus);
-            gpus.filter(|gpu| gpu.usable && allowed(gpu.class))
+            gpus.filter(|gpu| gpu.usable && allowed[gpu.class])
         };
         let total: Milli = usable().map(|_| Milli::ONE).sum();
         let free: Milli = usable().map(|gpu| Milli(gpu.room)).sum();
         Use { used: total.saturating_sub(free), total }
     }
 
-    /// Free parts of the GPUs that `shape` could use, the largest first.
-    pub(crate) fn free_parts(&self, shape: &Shape) -> Vec<FreePart> {
+    /// Free parts of the GPUs that `shape` could use: the largest ones, and how many more there are.
+    pub(crate) fn free_parts(&self, shape: &Shape) -> (Vec<FreePart>, usize) {
         let one_node = self.len() == 1;
         let mut parts = Vec::new();
         for (at, node) in self.nodes().iter().enumerate() {
             for (gpu, free) in node.gpus.iter().enumerate() {
-                let milli = Milli(free.room);
-                let Some(cut) = shape.share(free.class).filter(|_| free.usable && milli > Milli(0)) else {
-                    continue;
-                };
-                let node = (!one_node).then(|| self.node_name(at).to_owned());
-                let obstacle = if cut.milli <= milli { free.obstacle_to(cut) } else { None };
-                parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu), obstacle });
+                let fits = free.usable && free.room > 0;
+                if let Some(cut) = shape.share(free.class).filter(|_| fits) {
+                    parts.push((std::cmp::Reverse(free.room), at, gpu, cut));
+                }
             }
         }
-        parts.sort_by_key(|part| std::cmp::Reverse(part.milli));
-        parts
+        parts.sort_unstable();
+        let more = parts.len().saturating_sub(NAMED);
+        let part =
+            |&(std::cmp::Reverse(room), at, gpu, cut): &(std::cmp::Reverse<u32>, usize, usize, Cut)| {
+                let free = &self.node(at).gpus[gpu];
+                let node = (!one_node).then(|| self.node_name(at).to_owned());
+                let obstacle = if cut.milli.0 <= room { free.obstacle_to(cut) } else { None };
+                FreePart { milli: Milli(room), node, gpu: self.gpu_index(at, gpu), obstacle }
+            };
+        (parts.iter().take(NAMED).map(part).collect(), more)
     }
 }

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::TaskId;
+use cantle_model::{Milli, TaskId};
 
 use crate::accounts::Binding;
 use crate::board::Boards;
 use crate::evict::Claimant;
-use crate::pool::add;
+use crate::group::{Group, Index};
+use crate::lack::Lacks;
 use crate::tally::Tally;
 use crate::turns::{Position, Turns};
 use crate::victims::Victims;
 use crate::{
-    Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, PoolMilli, Reason, Running,
-    Shape, Snapshot, Start, UsedPool, Wait, Waiting, reserve,
+    Cause, Cluster, Eviction, Order, Place, Plan, Policy, Reason, Running, Shape, Snapshot, Start, Use, Wait,
+    Waiting, reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.
@@ -23,20 +24,8 @@ struct Blocked {
     needs: String,
 }
 
-/// Tasks that start together: one, or a gang.
-struct Group {
-    members: Vec<Position>,
-    shapes: Vec<Shape>,
-    demand: Demand,
-    project: usize,
-    amounts: Amounts,
-    /// The most that they may take of each pool.
-    in_pools: PoolMilli,
-    /// Quotas of pools that they would exceed: none of these pools' GPUs is in their shapes.
-    used_up: Vec<UsedPool>,
-    /// Their demand, as text.
-    needs: String,
-}
+/// A claim to room: project, priority, shapes and amounts. What decides about one of them decides about all that are equal.
+type Hopeless = (usize, i32, Vec<Shape>, [u64; 3]);
 
 pub(crate) struct Round<'a> {
     state: &'a Snapshot,
@@ -52,6 +41,12 @@ pub(crate) struct Round<'a> {
     reserved_from_ms: i64,
     /// Shapes that found no room: they need not be tried again, because a round only makes room less.
     full: BTreeSet<Shape>,
+    /// Whether shapes fit the idle cluster.
+    possible: BTreeMap<Vec<Shape>, bool>,
+    /// Claims for which no room could be made. What is decided after them may change that; the next plan tries them again.
+    hopeless: BTreeSet<Hopeless>,
+    lacks: Lacks,
+    index: Index<'a>,
     blocked: Vec<Blocked>,
     /// Positions in the order in which they were considered.
     considered: Vec<Position>,
@@ -65,7 +60,7 @@ impl<'a> Round<'a> {
     pub(crate) fn decide(state: &'a Snapshot, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
         let mut round = Self::new(state, policy, now_ms);
         let mut turns = Turns::new(state, policy.order, &round.tally.now);
-        for position in promised(state) {
+        for position in round.index.promised() {
             round.give_turn(position);
         }
         while let Some(position) = turns.next(&round.tally.now, &round.tally.needs) {
@@ -86,6 +81,10 @@ impl<'a> Round<'a> {
             victims: None,
             reserved_from_ms: i64::MIN,
             full: BTreeSet::new(),
+            possible: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
+            lacks: Lacks::default(),
+            index: Index::new(state),
             blocked: Vec::new(),
             considered: Vec::new(),
             starts: Vec::new(),
@@ -100,7 +99,7 @@ impl<'a> Round<'a> {
 
     fn consider(&mut self, position: Position) {
         let task = self.waiting(position);
-        let group = self.group(position);
+        let group = self.index.group(position, &self.idle, &self.tally);
         if let Some(gang) =
             task.gang.as_ref().filter(|gang| (group.members.len() as u64) < u64::from(gang.size))
         {
@@ -145,66 +144,12 @@ impl<'a> Round<'a> {
     }
 
     fn give_turn(&mut self, position: Position) {
-        for position in self.with_those_yielded_to(position) {
+        for position in self.index.with_those_yielded_to(position) {
             if !self.decided.contains_key(&position) {
                 self.considered.push(position);
                 self.consider(position);
             }
         }
-    }
-
-    /// A task and those it was stopped for, the last of them first.
-    fn with_those_yielded_to(&self, position: Position) -> Vec<Position> {
-        let mut chain = vec![position];
-        let waiting = |id: &TaskId| {
-            let queues = self.state.queues.iter().enumerate();
-            let mut tasks =
-                queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |t| (at, t)));
-            tasks.find(|(_, (_, task))| task.task == *id).map(|(queue, (task, _))| (queue, task))
-        };
-        while let Some(next) = self.waiting(chain[chain.len() - 1]).yielded_to.as_ref().and_then(waiting) {
-            if chain.contains(&next) {
-                break;
-            }
-            chain.push(next);
-        }
-        chain.reverse();
-        chain
-    }
-
-    /// The task itself, or all waiting members of its gang.
-    fn group(&self, position: Position) -> Group {
-        let task = self.waiting(position);
-        let all = self.state.queues.iter().enumerate();
-        let members = match &task.gang {
-            None => vec![position],
-            Some(gang) => all
-                .flat_map(|(at, queue)| (0..queue.waiting.len()).map(move |task| (at, task)))
-                .filter(|&member| self.waiting(member).gang.as_ref() == Some(gang))
-                .collect(),
-        };
-        let demand = |&(queue, at): &Position| {
-            Demand::of(&self.state.queues[queue], &self.state.queues[queue].waiting[at])
-        };
-        let mut shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
-        let project = self.tally.now.position(task.project.as_deref());
-        let mut in_pools = PoolMilli::new();
-        shapes.iter().for_each(|shape| add(&mut in_pools, &self.idle.most_in_pools(shape)));
-        let used_up = self.tally.now.used_up(project, &in_pools, !task.preemptible);
-        let names: Vec<String> = used_up.iter().map(|used| used.pool.clone()).collect();
-        let demand_of = |position: &Position| Demand { used_up: names.clone(), ..demand(position) };
-        let demand = demand_of(&position);
-        let needs = match members.len() {
-            1 => demand.words(self.idle.classes()),
-            count => format!("{} for each of {count} tasks at once", demand.words(self.idle.classes())),
-        };
-        let counted =
-            members.iter().zip(&shapes).map(|(member, shape)| self.waiting(*member).counts(shape.amounts()));
-        let amounts = counted.fold(Amounts::default(), Amounts::plus);
-        if !used_up.is_empty() {
-            shapes = members.iter().map(|member| self.idle.shape(&demand_of(member))).collect();
-        }
-        Group { members, shapes, demand, project, amounts, in_pools, used_up, needs }
     }
 
     /// The blocked task that must not be overtaken.
@@ -277,8 +222,7 @@ impl<'a> Round<'a> {
     }
 
     fn block(&mut self, group: &Group) {
-        let mut idle = self.idle.clone();
-        if !idle.fill(&group.shapes) {
+        if !self.is_possible(group) {
             // It must not delay tasks that can run.
             return self.wait(group, &self.never(group));
         }
@@ -300,6 +244,16 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Does the group fit the idle cluster?
+    fn is_possible(&mut self, group: &Group) -> bool {
+        if let Some(known) = self.possible.get(&group.shapes) {
+            return *known;
+        }
+        let possible = self.idle.clone().fill(&group.shapes);
+        self.possible.insert(group.shapes.clone(), possible);
+        possible
+    }
+
     /// Why not even the idle cluster could run it now.
     fn never(&self, group: &Group) -> Reason {
         let (needs, rules) = (group.needs.clone(), &group.demand.pools);
@@ -317,6 +271,19 @@ impl<'a> Round<'a> {
         if !self.policy.reclaim && !self.policy.consolidate {
             return None;
         }
+        let priority = self.waiting(group.members[0]).priority;
+        let claim = (group.project, priority, group.shapes.clone(), group.amounts.0);
+        if self.hopeless.contains(&claim) {
+            return None;
+        }
+        let made = self.try_to_make_room(group);
+        if made.is_none() {
+            self.hopeless.insert(claim);
+        }
+        made
+    }
+
+    fn try_to_make_room(&mut self, group: &Group) -> Option<Reason> {
         // Where a limit is reached, tasks of the project have to stop even if there is room.
         let over_limit = self.tally.later.over_limit(group.project, group.amounts).is_some();
         let free = if over_limit { None } else { self.boards.later.fill_places(&group.shapes) };
@@ -403,61 +370,55 @@ impl<'a> Round<'a> {
         Some((room.places, asked))
     }
 
+    /// Is there room now, counting what is kept for others?
+    fn has_room(&self, shapes: &[Shape]) -> bool {
+        let open = &self.boards.open.cluster;
+        if let [shape] = shapes { open.has_room(shape) } else { open.clone().fill(shapes) }
+    }
+
     fn no_room(&mut self, group: &Group) -> Reason {
         let needs = group.needs.clone();
         let known_full = group.shapes.iter().any(|shape| self.full.contains(shape));
         if !known_full
             && let Some(head) = self.blocked.first()
-            && self.boards.open.cluster.clone().fill(&group.shapes)
+            && self.has_room(&group.shapes)
         {
             return Reason::Reserved { needs, task: self.waiting(head.position).task.clone() };
         }
-        let share = self.tally.later.over_share(group.project, group.amounts);
+        let accounts = &self.tally.later;
+        let share = accounts.over_share(group.project, group.amounts);
+        let path = accounts.path(group.project);
+        let in_quota = !path.is_empty() && accounts.is_within_quota(&path, group.amounts);
+        let priority = in_quota.then(|| self.waiting(group.members[0]).priority);
+        self.lacks.note(&self.idle, group, priority);
         let rules = group.demand.pools.iter().map(ToString::to_string);
         let pools = rules.chain(group.used_up.iter().map(ToString::to_string)).collect();
-        let [shape] = group.shapes.as_slice() else {
-            let open = &self.boards.open.cluster;
-            let (free, in_use) = (open.free_parts(&group.shapes[0]), open.in_use(&group.demand));
-            return Reason::NoRoom { needs, free, in_use, share, pools };
-        };
-        self.full.insert(shape.clone());
-        let open = &self.boards.open.cluster;
-        let gpus_alone = Demand { host: Host::default(), ..group.demand.clone() };
-        if open.has_room(&open.shape(&gpus_alone)) {
-            let Host { cpu_milli, memory_bytes } = group.demand.host;
-            return Reason::NoHost { needs, cpu_milli, memory_bytes };
+        if let [shape] = group.shapes.as_slice() {
+            self.full.insert(shape.clone());
         }
         Reason::NoRoom {
             needs,
-            free: open.free_parts(shape),
-            in_use: open.in_use(&group.demand),
+            free: Vec::new(),
+            more: 0,
+            in_use: Use { used: Milli(0), total: Milli(0) },
             share,
+            quota: None,
             pools,
         }
     }
 
-    fn finish(self) -> (Plan, Vec<Position>) {
+    fn finish(mut self) -> (Plan, Vec<Position>) {
+        let (cluster, accounts) = (&self.boards.open.cluster, &mut self.tally.later);
+        self.lacks.explain(cluster, accounts, self.victims.as_ref(), self.policy);
+        let lacks = &self.lacks;
         let wait = |((queue, task), reason): (Position, Option<Reason>)| {
             Some(Wait {
                 task: self.state.queues[queue].waiting[task].task.clone(),
                 queue: self.state.queues[queue].spec.name.clone(),
-                reason: reason?,
+                reason: lacks.in_full((queue, task), reason?),
             })
         };
         let waits = self.decided.into_iter().filter_map(wait).collect();
         (Plan { starts: self.starts, evictions: self.evictions, waits }, self.considered)
     }
-}
-
-/// Tasks for which others were stopped, then tasks that were stopped to start again elsewhere: all of them are
-/// considered before any other task, or one stopped task would take the place that was freed by another.
-fn promised(state: &Snapshot) -> Vec<Position> {
-    let queues = state.queues.iter().enumerate();
-    let all =
-        queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |(task, w)| ((at, task), w)));
-    let all: Vec<(Position, &Waiting)> = all.collect();
-    let yielded_to: BTreeSet<&TaskId> = all.iter().filter_map(|(_, task)| task.yielded_to.as_ref()).collect();
-    let claims = all.iter().filter(|(_, task)| yielded_to.contains(&task.task));
-    let moved = all.iter().filter(|(_, task)| task.moved);
-    claims.chain(moved).map(|(position, _)| *position).collect()
 }

@@ -21,7 +21,20 @@ pub(crate) struct Unit {
     pub(crate) cost: Cost,
     /// Is it already chosen, or must it not be?
     pub(crate) settled: bool,
+    /// Why it must not be stopped.
+    pub(crate) bar: Option<Bar>,
     pub(crate) gang: bool,
+}
+
+/// Why a task must not be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Bar {
+    /// It was asked to already.
+    Stopping,
+    /// It has not run for its project's minimum time.
+    MinimumTime,
+    /// It is not preemptible.
+    NotPreemptible,
 }
 
 /// The cost of stopping: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
@@ -132,6 +145,7 @@ impl Unit {
             in_pools: PoolMilli::new(),
             cost: (i32::MIN, 0),
             settled: false,
+            bar: None,
             gang,
         }
     }
@@ -144,7 +158,13 @@ impl Unit {
         self.amounts = self.amounts.plus(amounts);
         self.cost.0 = self.cost.0.max(task.priority);
         self.cost.1 += u128::from(amounts.0[0]) * u128::from(ran_ms.unsigned_abs());
-        self.settled |= !task.preemptible || task.stopping.is_some() || ran_ms < min_run_ms;
+        let bar = match task {
+            _ if !task.preemptible => Some(Bar::NotPreemptible),
+            _ if ran_ms < min_run_ms => Some(Bar::MinimumTime),
+            _ => task.stopping.map(|_| Bar::Stopping),
+        };
+        self.bar = self.bar.max(bar);
+        self.settled |= bar.is_some();
     }
 
     pub(crate) fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Cut> + '_ {

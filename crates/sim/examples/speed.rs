@@ -1,5 +1,5 @@
 //! Measures placement and reclaim: decisions per second and their 99th percentile at 1,000, 10,000 and 100,000 GPUs,
-//! one large reclaim, and the memory used.
+//! one large reclaim, a long queue in a scenario, and the memory used.
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -26,6 +26,10 @@ const PROMISED: [(Placement, f64); 2] = [(Placement::Binpack, 50_000.0), (Placem
 const P99_MAX: Duration = Duration::from_millis(1);
 const RECLAIM_MAX: Duration = Duration::from_millis(100);
 const MEMORY_MAX_MIB: u64 = 200;
+/// Tasks that wait for 4,000 GPUs, with and without preemption.
+const WAITING: usize = 100_000;
+const QUEUE_MAX: Duration = Duration::from_secs(5);
+const QUEUE_MEMORY_MAX_MIB: u64 = 500;
 /// Nodes of 8 GPUs.
 const SIZES: [usize; 3] = [125, 1_250, 12_500];
 
@@ -50,9 +54,17 @@ fn main() -> ExitCode {
     );
     println!("peak memory: {memory} MiB");
     kept &= reclaim <= RECLAIM_MAX && memory <= MEMORY_MAX_MIB;
+    for policy in ["backfill", "backfill reclaim"] {
+        let took = queue(policy);
+        println!("simulate, 4000 GPUs, {WAITING} waiting, {policy}: {:.2} s", took.as_secs_f64());
+        // With preemption it is a figure, not a promise.
+        kept &= policy != "backfill" || took <= QUEUE_MAX;
+    }
+    println!("peak memory: {} MiB", peak_mib());
+    kept &= peak_mib() <= QUEUE_MEMORY_MAX_MIB;
     println!(
         "promised at 10,000 GPUs: {PROMISED:?} decisions/s, p99 below {P99_MAX:?}; reclaim at most {RECLAIM_MAX:?}, \
-         {MEMORY_MAX_MIB} MiB: {}",
+         {MEMORY_MAX_MIB} MiB; a queue at most {QUEUE_MAX:?}, {QUEUE_MEMORY_MAX_MIB} MiB: {}",
         if kept { "kept" } else { "BROKEN" }
     );
     if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -165,6 +177,29 @@ fn reclaim() -> Duration {
     let second = plan(&state, &policy, 1);
     let took = start.elapsed();
     assert_eq!(second.evictions.len(), 800, "the gang gets its 100 nodes");
+    took
+}
+
+/// Time of a scenario in which tasks of 20 projects and ten sizes come at once to 500 nodes of 8 GPUs, on which one project
+/// holds all GPUs before.
+fn queue(policy: &str) -> Duration {
+    let mut text = format!("queue default=task\npolicy order=share {policy}\n");
+    let mut line = |line: String| text += &(line + "\n");
+    (0..500).for_each(|at| line(format!("node n{at} 8xA100-80GB")));
+    (0..20).for_each(|at| line(format!("project p{at} quota={}", 100 + 10 * at)));
+    line("at 0 submit held default gpus=1 project=p0 count=4000".to_owned());
+    for at in 0..WAITING {
+        let size = [
+            "gpu=0.25", "gpu=0.5", "gpu=0.75", "gpus=1", "gpus=1", "gpus=1", "gpus=2", "gpus=2", "gpus=4",
+            "gpus=8",
+        ];
+        let (size, project) = (size[at * 7 % 10], at % 20);
+        line(format!("at 1 submit t{at} default {size} project=p{project} priority={}", at % 3));
+    }
+    let start = Instant::now();
+    let output = cantle_sim::run_scenario(&text).unwrap_or_else(|error| error.to_string());
+    let took = start.elapsed();
+    assert!(output.lines().count() > WAITING, "each waits for a reason");
     took
 }
 

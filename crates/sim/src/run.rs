@@ -5,12 +5,10 @@ use std::fmt::Write as _;
 
 use cantle_decide::SnapshotBuilder;
 use cantle_model::{LeaseId, Slice, TaskId};
-use cantle_sched::{Cause, Plan, Running, Snapshot, Start, Waiting};
+use cantle_sched::{Cause, Plan, Running, Snapshot, Waiting};
 
 use crate::{Expectation, Expected, Scenario, ScenarioAction, SimError, parse};
 
-/// Rounds planned again after each change; none may change anything.
-const QUIET_ROUNDS: usize = 5;
 /// Rounds at one time at most; a scheduler that needs more goes in circles.
 const ROUNDS: usize = 100;
 
@@ -45,7 +43,7 @@ struct World<'a> {
     stops: BTreeSet<(i64, String)>,
     /// The task for which they were asked to stop.
     yielded_to: BTreeMap<String, TaskId>,
-    /// All tasks as they were submitted.
+    /// Running tasks as they were submitted.
     tasks: BTreeMap<TaskId, Waiting>,
     /// How long each submitted task will run.
     runs_ms: BTreeMap<String, Option<i64>>,
@@ -86,16 +84,12 @@ impl<'a> World<'a> {
             self.end(now_ms, &task);
         }
         let scenario = self.scenario;
-        for event in scenario.events.iter().filter(|event| event.at_ms == now_ms) {
+        // They are in order of time.
+        let first = scenario.events.partition_point(|event| event.at_ms < now_ms);
+        for event in scenario.events[first..].iter().take_while(|event| event.at_ms == now_ms) {
             self.happen(now_ms, &event.action);
         }
         self.settle(now_ms)?;
-        for _ in 0..QUIET_ROUNDS {
-            let again = self.decide(now_ms)?;
-            if !again.starts.is_empty() || !again.evictions.is_empty() {
-                return Err(SimError::Unstable { at: seconds(now_ms) });
-            }
-        }
         for expectation in scenario.expectations.iter().filter(|expectation| expectation.at_ms == now_ms) {
             self.check(expectation);
         }
@@ -111,10 +105,7 @@ impl<'a> World<'a> {
                 .filter(|(at_ms, _)| *at_ms <= now_ms)
                 .map(|(_, task)| task.clone())
                 .collect();
-            // Each goes to the front, so the last one first keeps their order.
-            for task in stopped.into_iter().rev() {
-                self.requeue(now_ms, &task);
-            }
+            self.requeue(now_ms, stopped);
             let decided = self.decide(now_ms)?;
             self.carry_out(now_ms, &decided);
             if decided.starts.is_empty() && decided.evictions.is_empty() {
@@ -136,7 +127,6 @@ impl<'a> World<'a> {
         match action {
             ScenarioAction::Submit { queue, task, runs_ms } => {
                 self.runs_ms.insert(task.task.0.clone(), *runs_ms);
-                self.tasks.insert(task.task.clone(), (**task).clone());
                 self.state.queues[*queue].waiting.push((**task).clone());
             }
             ScenarioAction::End(task) => self.end(now_ms, task),
@@ -157,20 +147,22 @@ impl<'a> World<'a> {
             queue.waiting.retain(|waiting| waiting.task.0 != task);
         }
         self.reasons.remove(&TaskId::from(task));
+        self.tasks.remove(&TaskId::from(task));
         self.say(now_ms, format_args!("end   {task}"));
     }
 
     fn carry_out(&mut self, now_ms: i64, plan: &Plan) {
+        let mut taken = self.take_from_queues(plan);
         for start in &plan.starts {
             let place = place(&self.state, &start.node, &start.slices);
             self.say(now_ms, format_args!("start {} on {place}", start.task));
             self.started += 1;
             self.reasons.remove(&start.task);
-            let waiting = self.take_from_queue(start);
             let lease = LeaseId(format!("lease-{}", start.task));
-            self.state
-                .running
-                .extend(waiting.map(|waiting| Running::of_start(start, &waiting, lease, now_ms)));
+            if let Some(waiting) = taken.remove(&start.task) {
+                self.state.running.push(Running::of_start(start, &waiting, lease, now_ms));
+                self.tasks.insert(start.task.clone(), waiting);
+            }
             if let Some(Some(run_ms)) = self.runs_ms.get(&start.task.0) {
                 self.ends.insert((now_ms + run_ms, start.task.0.clone()));
             }
@@ -200,27 +192,49 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A task that was asked to stop has stopped: back to the front of its queue.
-    fn requeue(&mut self, now_ms: i64, task: &str) {
-        self.stops.retain(|(_, stopping)| stopping != task);
-        self.ends.retain(|(_, ending)| ending != task);
-        let Some(at) = self.state.running.iter().position(|running| running.task.0 == task) else { return };
-        let running = self.state.running.remove(at);
-        let queue =
-            self.state.queues.iter_mut().find(|queue| Some(&queue.spec.name) == running.queue.as_ref());
-        if let Some((queue, waiting)) = queue.zip(self.tasks.get(&running.task)) {
-            let mut waiting = waiting.clone();
-            waiting.yielded_to = self.yielded_to.remove(task);
-            waiting.moved = running.stopping == Some(Cause::Consolidate);
-            queue.waiting.insert(0, waiting);
+    /// Tasks that were asked to stop have stopped: back to the front of their queues, in this order.
+    fn requeue(&mut self, now_ms: i64, tasks: Vec<String>) {
+        let names: BTreeSet<&str> = tasks.iter().map(String::as_str).collect();
+        self.stops.retain(|(_, task)| !names.contains(task.as_str()));
+        self.ends.retain(|(_, task)| !names.contains(task.as_str()));
+        let (stopped, running) = std::mem::take(&mut self.state.running)
+            .into_iter()
+            .partition::<Vec<Running>, _>(|running| names.contains(running.task.0.as_str()));
+        self.state.running = running;
+        let mut stopped: BTreeMap<String, Running> =
+            stopped.into_iter().map(|running| (running.task.0.clone(), running)).collect();
+        let mut front = vec![Vec::new(); self.state.queues.len()];
+        for task in &tasks {
+            let Some(running) = stopped.remove(task) else { continue };
+            let mut queues = self.state.queues.iter();
+            let queue = queues.position(|queue| Some(&queue.spec.name) == running.queue.as_ref());
+            if let Some((queue, mut waiting)) = queue.zip(self.tasks.remove(&running.task)) {
+                waiting.yielded_to = self.yielded_to.remove(task);
+                waiting.moved = running.stopping == Some(Cause::Consolidate);
+                front[queue].push(waiting);
+            }
         }
-        self.say(now_ms, format_args!("back  {task} to its queue"));
+        for (queue, front) in self.state.queues.iter_mut().zip(front) {
+            queue.waiting.splice(0..0, front);
+        }
+        // The last one goes to the front first.
+        for task in tasks.iter().rev() {
+            self.say(now_ms, format_args!("back  {task} to its queue"));
+        }
     }
 
-    fn take_from_queue(&mut self, start: &Start) -> Option<Waiting> {
-        let queue = self.state.queues.iter_mut().find(|queue| queue.spec.name == start.queue)?;
-        let at = queue.waiting.iter().position(|waiting| waiting.task == start.task)?;
-        Some(queue.waiting.remove(at))
+    /// The waiting tasks that the plan starts.
+    fn take_from_queues(&mut self, plan: &Plan) -> BTreeMap<TaskId, Waiting> {
+        let started: BTreeSet<&TaskId> = plan.starts.iter().map(|start| &start.task).collect();
+        let mut taken = BTreeMap::new();
+        for queue in self.state.queues.iter_mut().filter(|_| !started.is_empty()) {
+            let (starts, waits) =
+                queue.waiting.drain(..).partition(|waiting| started.contains(&waiting.task));
+            queue.waiting = waits;
+            let starts: Vec<Waiting> = starts;
+            taken.extend(starts.into_iter().map(|waiting| (waiting.task.clone(), waiting)));
+        }
+        taken
     }
 
     fn check(&mut self, expectation: &Expectation) {
