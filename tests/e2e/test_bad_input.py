@@ -19,8 +19,8 @@ def complaint(cantle, *words, code=2):
     ("spec", "says"),
     [
         ("half=1.25", ["half=1.25", "whole numbers", "1 and 2"]),
-        ("half=0.3", ["half=0.3", "0.125", "0.25 or 0.375"]),
-        ("half=0", ["half=0", "0.125"]),
+        ("half=0.0005", ["half=0.0005", "steps of 0.001"]),
+        ("half=0", ["half=0", "0.001"]),
         ("x=abc", ["x=abc", "not a number"]),
         ("half_gpu", ["half_gpu", "NAME=SPEC"]),
         ("big=4", ["big", "4", "3"]),

@@ -25,6 +25,7 @@ HERE = {
 }
 # The tests that run the blocks of the other pages. An entry that is a reason has no path in front.
 ELSEWHERE = {
+    "docs/guide/usage.md": "tests/e2e/test_usage.py: the command with each option; crates/cli/src/cmd/usage/prices.rs: the price sheet",
     "docs/guide/first-card.md": "tests/e2e/test_first_card.py: all",
     "docs/guide/install.md": "tests/packages/test_install.py: dpkg, rpm and pip in place of apt and dnf, which need a download site",
     "docs/guide/fleet.md": "tests/postgres/test_page.py: all on machines of their own, but copy (crates/store/tests/copy.rs); tests/chart has the values; make bench",
@@ -265,6 +266,8 @@ def the_team(box, page, access, secret):
     waits = box.run("for each in 1 2 3 4; do cantle submit --queue big -- sleep 600; done").splitlines()[-1]
     box.block("\n".join(asks), TASK=waits)
     box.block(page.next("gpu1# cantle queues"))
+    ended = box.run("cantle -o name tasks --status completed").split()[0]
+    box.block(page.next("gpu1# cantle tasks runs"), TASK=ended)
     box.block(page.next("gpu1# cantle backup"))
     page.end()
 

@@ -56,24 +56,7 @@ pub(crate) fn called(words: &[String], command_line: &Command) -> String {
 
 /// A refusal of the server, with the command that was called in place of the call by which the server knows it.
 pub(crate) fn in_words(message: &str, called: &str) -> String {
-    const SERVICES: [&str; 10] = [
-        "auth",
-        "cantle",
-        "events",
-        "models",
-        "organization",
-        "projects",
-        "queues",
-        "tasks",
-        "users",
-        "workers",
-    ];
-    let is_call = |word: &str| {
-        word.split_once('.').is_some_and(|(service, action)| {
-            let is_action = |c: char| c.is_ascii_lowercase() || c == '_';
-            SERVICES.contains(&service) && !action.is_empty() && action.chars().all(is_action)
-        })
-    };
+    let is_call = |word: &str| cantle_server::endpoints().any(|endpoint| endpoint == word);
     let words = message.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')));
     let calls = words.map(|word| word.trim_matches('.')).filter(|word| is_call(word));
     calls.fold(message.to_owned(), |text, call| text.replace(call, called))

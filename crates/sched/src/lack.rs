@@ -74,13 +74,15 @@ impl Lacks {
                 let possible = victims.possible(accounts, &claimant);
                 holders(cluster, victims, &possible, &claimant, shape)
             });
-            *found = accounts.quota_of_gpus(*project).map(|(name, held, quota)| HeldQuota {
+            let claim = accounts.quota_of_gpus(*project).map(|(name, held, quota)| HeldQuota {
                 project: name.to_owned(),
                 held,
                 quota,
                 by: by.unwrap_or_default(),
                 reclaim: policy.reclaim,
             });
+            // If nobody else holds what would do, the quota is not what it waits for.
+            *found = claim.filter(|claim| !claim.reclaim || !claim.by.is_empty());
         }
     }
 

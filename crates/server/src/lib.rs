@@ -52,6 +52,7 @@ pub use config::ServerConfig;
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
 pub use login::{KubernetesConfig, LoginError, OidcConfig};
+pub use rights::endpoints;
 pub use tls::{TlsError, TlsFiles};
 
 /// A server that is ready to serve.

@@ -30,4 +30,5 @@ pub(crate) use principal::{OwnRun, Principal, Via};
 pub(crate) use role::{Right, Role};
 pub(crate) use sessions::{Begin, OfSession};
 pub(crate) use sight::Sight;
+pub use table::endpoints;
 pub(crate) use table::{Act, Rule, rule};

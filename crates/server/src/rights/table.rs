@@ -78,6 +78,11 @@ pub(crate) fn rule(endpoint: &str) -> Option<&'static Rule> {
     TABLE.binary_search_by(|rule| rule.endpoint.cmp(endpoint)).ok().map(|at| &TABLE[at])
 }
 
+/// All endpoints, by name.
+pub fn endpoints() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|rule| rule.endpoint)
+}
+
 /// In order of the names.
 pub(crate) const TABLE: &[Rule] = &[
     audited("auth.create_credentials", &[Person, Own]),
