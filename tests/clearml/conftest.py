@@ -112,8 +112,9 @@ class Server:
     def status(self, task):
         return self.api("tasks.get_by_id", task=task)["task"]["status"]
 
-    def log_of(self, task):
-        events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
+    def log_of(self, task, **run):
+        """The output of the newest run, or of `run`."""
+        events = self.api("events.get_task_log", task=task, batch_size=10000, after=0, **run)["events"]
         return "".join(event["msg"] for event in events)
 
     def another(self, gpus=GPUS, under=()):
