@@ -202,7 +202,7 @@ impl Attempt<'_> {
         false
     }
 
-    /// Undoes the last [`Self::take`], before which so many units were chosen.
+    /// Undoes the last [`Self::take`], before which this number of units was chosen.
     fn give_up_last(&mut self, chosen: usize) {
         if let Some(place) = self.places.pop() {
             self.cluster.give_back(&place);

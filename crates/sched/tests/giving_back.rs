@@ -168,7 +168,7 @@ impl World {
         (state, units)
     }
 
-    /// Does the claimant fit when so many GPUs of each node are in use?
+    /// Does the claimant fit when these numbers of GPUs of the nodes are in use?
     fn fits(&self, used: &[u32]) -> bool {
         fn place(free: &mut [u32], members: &[u32]) -> bool {
             let Some((member, rest)) = members.split_first() else { return true };

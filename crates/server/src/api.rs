@@ -127,7 +127,7 @@ async fn close_to_sdk(request: extract::Request, next: middleware::Next) -> Resp
     response
 }
 
-/// What a browser is told about each answer that says nothing else, as pages of the UI do: it is no page, it may not be guessed to be
+/// What each answer tells a browser about itself, unless it says something else as pages of the UI do: it is no page, it may not be guessed to be
 /// one, and no other site may show it. With TLS: there is no other way to this server.
 async fn protect(State(app): State<Arc<App>>, request: extract::Request, next: middleware::Next) -> Response {
     const HEADERS: [(HeaderName, &str); 3] = [

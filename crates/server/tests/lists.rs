@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
 
-/// A comment of so many bytes, the last of which are a word.
+/// A comment of this many bytes, which ends in a word.
 fn comment(bytes: usize, word: &str) -> String {
     format!("{}{word}", "x".repeat(bytes - word.len()))
 }

@@ -1,4 +1,4 @@
-//! Tasks that were deleted a moment ago, and by whom. ClearML's SDK deletes a task first, and then each of its files and those of its
+//! Tasks that were deleted a moment ago, and who deleted them. ClearML's SDK deletes a task first, and then each of its files and those of its
 //! models; by then there is no task any more that says whose they are. Whoever was let delete the task may delete what it left.
 
 use std::collections::VecDeque;
