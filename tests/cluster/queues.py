@@ -97,8 +97,10 @@ class Server:
         return self.task(task).get("status_message", "")
 
     def log_of(self, task):
-        events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
-        return "".join(event["msg"] for event in events)
+        """The output of all runs."""
+        runs = [{"run": run["run"]} for run in self.api("cantle.get_runs", task=task)["runs"]] or [{}]
+        logs = [self.api("events.get_task_log", task=task, batch_size=10000, after=0, **run)["events"] for run in runs]
+        return "".join(event["msg"] for events in logs for event in events)
 
     def wait(self, task, *statuses, seconds=240):
         seen = lambda: f"{self.task(task)['status']}: {self.message(task)}\n{self.log_of(task)}"
