@@ -118,7 +118,7 @@ test("a task is stopped after a yes", async () => {
 
 test("a stopped task can be requeued and run again", async () => {
   await page.getByRole("button", { name: "Requeue" }).click();
-  assert.ok((await page.getByRole("dialog").textContent()).includes("output, graphs and artifacts of the last run are deleted"));
+  assert.ok((await page.getByRole("dialog").textContent()).includes("loses the artifacts of its last run. Output and graphs stay with that run"));
   await page.getByRole("button", { name: "Yes, requeue" }).click();
   await page.getByTestId("task").getByText("running").waitFor();
   const runs = page.getByTestId("runs");
