@@ -38,22 +38,24 @@ async fn get_usage(call: Call, request: GetUsage) -> Result<Usage, ApiError> {
     let mut gpus = Vec::new();
     for gpu in records.gpus() {
         let (times, holds) = (records.times(gpu), records.holds(gpu));
-        let whole = divide(period, &times, &holds);
-        gpus.push(records.account(gpu, period, &whole));
+        let mut whole = Division::default();
         let edges = days(by, period).into_iter().chain(prices.iter().flat_map(Prices::edges_us));
         for part in period.cut(edges) {
             let inside: Vec<Hold> =
                 holds.iter().filter(|hold| hold.period.within(part).us() > 0).copied().collect();
             let place = records.place(gpu, part);
             let price = prices.as_ref().and_then(|prices| prices.at(place.model, part.from_us));
+            let division = divide(part, &times, &inside);
+            whole.join(&division);
             report.add(
-                &divide(part, &times, &inside),
+                &division,
                 price,
                 |run| records.facts(run),
                 |run| records.memory_per_milli(run, gpu),
                 |run| records.key(by, run, place, part.from_us),
             );
         }
+        gpus.push(records.account(gpu, period, &whole));
     }
     let is_priced = prices.is_some();
     let line = |((part, keys), line)| records.line(by, part, keys, &line, is_priced);
@@ -235,9 +237,9 @@ impl Records {
             Some(run) => value(self, &self.runs[run]).unwrap_or_default(),
         };
         let value = |key: &UsageKey| match key {
-            UsageKey::Project => of_run(|all, run| Some(all.name_in(&all.projects, run.project.as_ref()?))),
-            UsageKey::User => of_run(|all, run| Some(all.name_in(&all.users, run.owner.as_ref()?))),
-            UsageKey::Queue => of_run(|all, run| Some(all.name_in(&all.queues, run.queue.as_ref()?))),
+            UsageKey::Project => of_run(|all, run| Some(name_in(&all.projects, run.project.as_ref()?))),
+            UsageKey::User => of_run(|all, run| Some(name_in(&all.users, run.owner.as_ref()?))),
+            UsageKey::Queue => of_run(|all, run| Some(name_in(&all.queues, run.queue.as_ref()?))),
             UsageKey::Task => of_run(|_, run| Some(run.task.clone())),
             UsageKey::Node => place.node.to_owned(),
             UsageKey::Gpu => place.gpu.to_owned(),
@@ -246,10 +248,6 @@ impl Records {
             UsageKey::Month => date("%Y-%m"),
         };
         by.iter().map(value).collect()
-    }
-
-    fn name_in(&self, names: &BTreeMap<String, String>, id: &str) -> String {
-        names.get(id).map_or(id, String::as_str).to_owned()
     }
 
     fn account(&self, gpu: &str, period: Period, whole: &Division) -> GpuAccount {
@@ -304,6 +302,11 @@ impl Records {
             cost: line.cost_micro().filter(|_| is_priced).map(|micro| micro as f64 / 1e6),
         }
     }
+}
+
+/// What was deleted has its id for a name.
+fn name_in(names: &BTreeMap<String, String>, id: &str) -> String {
+    names.get(id).map_or(id, String::as_str).to_owned()
 }
 
 /// Exact to the microsecond for a thousand GPUs for a century.
