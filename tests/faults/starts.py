@@ -33,7 +33,7 @@ def supervisors(cantle):
 
 
 class Killer(threading.Thread):
-    """Kills each supervisor that appears, some time after that, until it is told to stop."""
+    """Kills each supervisor that appears, some time after that, until it is stopped."""
 
     def __init__(self, cantle, most_s):
         super().__init__(daemon=True)
