@@ -1,13 +1,15 @@
 //! Measures the memory of a CUDA context, because no API reports it: a child process creates a context, and NVML is asked
 //! about the child and about the GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use cantle_model::{GRANULE_BYTES, Gpu, GpuUuid, MigInstance};
 use libloading::Library;
@@ -24,6 +26,16 @@ const UNATTRIBUTED_MAX_BYTES: u64 = 64 << 20;
 /// The first context on a GPU takes more than the later ones: 3.3 MiB on an H100.
 const FIRST_MORE_BYTES: u64 = 4 << 20;
 
+/// What is charged in addition while no measurement was undisturbed: all that an H100 takes for its first context, 5.6 and 3.3 MiB.
+const UNCERTAIN_BYTES: u64 = 10 << 20;
+
+/// Measurements before a disturbed one has to do. One takes less than a second.
+const ATTEMPTS: u32 = 5;
+
+/// The driver gives a context's memory back a moment after its process has ended: it is looked at so many times, with a pause.
+const LOOKS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// The memory of a CUDA context on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextMemory {
@@ -32,6 +44,9 @@ pub struct ContextMemory {
     /// Taken on the GPU in addition: the driver's kernel module holds it for the context, and no process has it in NVML's list. An H100
     /// under driver 580.159.04 has 5.6 MiB of it per context, and 3.3 MiB for the first.
     pub unattributed_bytes: u64,
+    /// Other processes came and went during each measurement, so the unattributed part is an upper estimate.
+    #[serde(skip)]
+    pub uncertain: bool,
 }
 
 impl ContextMemory {
@@ -42,6 +57,8 @@ impl ContextMemory {
     }
 }
 
+/// Measures until nobody else has disturbed it, at most [`ATTEMPTS`] times. Too little would let every slice of the GPU exceed its limit,
+/// so a disturbed figure counts at least [`UNCERTAIN_BYTES`].
 pub(crate) fn measure(
     driver: &dyn Driver,
     installation: &Installation,
@@ -50,14 +67,40 @@ pub(crate) fn measure(
     gpu: &GpuUuid,
     device: &str,
 ) -> Result<ContextMemory> {
-    let before = Seen::now(driver, gpu)?;
-    let mut child = spawn(installation, probe_exe, libcuda, gpu, device)?;
-    let ready = wait_ready(&mut child, gpu);
-    let measured = ready.and_then(|()| read_back(driver, gpu, child.id(), before));
-    drop(child.stdin.take());
-    // Its exit status adds nothing to the line that it wrote, or did not write.
-    let _ = child.wait();
-    measured
+    let mut most =
+        ContextMemory { unattributed_bytes: UNCERTAIN_BYTES, uncertain: true, ..Default::default() };
+    for _ in 0..ATTEMPTS {
+        let before = Seen::now(driver, gpu)?;
+        let mut child = spawn(installation, probe_exe, libcuda, gpu, device)?;
+        let ready = wait_ready(&mut child, gpu);
+        let with = ready.and_then(|()| Seen::now(driver, gpu));
+        let pid = child.id();
+        drop(child.stdin.take());
+        // Its exit status adds nothing to the line that it wrote, or did not write.
+        let _ = child.wait();
+        let with = with?;
+        let measured = difference(&before, &with, pid);
+        if with.is_of(&before, 1) && is_as_before(driver, gpu, &before)? {
+            return Ok(measured);
+        }
+        most.own_bytes = most.own_bytes.max(measured.own_bytes);
+        most.unattributed_bytes = most.unattributed_bytes.max(measured.unattributed_bytes);
+    }
+    Ok(most)
+}
+
+/// If the GPU is again as it was before the child: what the child took is then all that had changed meanwhile.
+fn is_as_before(driver: &dyn Driver, gpu: &GpuUuid, before: &Seen) -> Result<bool> {
+    for look in 0..LOOKS {
+        if look > 0 {
+            thread::sleep(PAUSE);
+        }
+        let after = Seen::now(driver, gpu)?;
+        if after.is_of(before, 0) && after.unattributed_bytes() == before.unattributed_bytes() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The memory in use on a GPU.
@@ -67,14 +110,32 @@ struct Seen {
 }
 
 impl Seen {
+    /// The driver answers two questions, and a process may allocate between them: what was in use before the second has to be in use after it.
     fn now(driver: &dyn Driver, gpu: &GpuUuid) -> Result<Self> {
-        Ok(Self { used_bytes: driver.memory(gpu)?.used_bytes, processes: driver.processes(gpu)? })
+        let mut used_bytes = driver.memory(gpu)?.used_bytes;
+        let mut processes = driver.processes(gpu)?;
+        for _ in 0..LOOKS {
+            let used_now = driver.memory(gpu)?.used_bytes;
+            if used_now == used_bytes {
+                break;
+            }
+            (used_bytes, processes) = (used_now, driver.processes(gpu)?);
+        }
+        Ok(Self { used_bytes, processes })
     }
 
     /// In use, and of no process.
     fn unattributed_bytes(&self) -> u64 {
         let of_processes = self.processes.iter().filter_map(|process| process.used_bytes).sum();
         self.used_bytes.saturating_sub(of_processes)
+    }
+
+    /// If the processes are those of `before`, and at most so many others. The child may have another pid here than in NVML's list.
+    fn is_of(&self, before: &Self, others: usize) -> bool {
+        let pids =
+            |seen: &Self| -> BTreeSet<u32> { seen.processes.iter().map(|process| process.pid).collect() };
+        let (was, now) = (pids(before), pids(self));
+        was.is_subset(&now) && now.len() <= was.len() + others
     }
 }
 
@@ -124,25 +185,20 @@ fn wait_ready(child: &mut Child, gpu: &GpuUuid) -> Result<()> {
 
 /// The child's own figure, and the growth of what no process has, where NVML reports memory per process. Else the growth of what is in
 /// use on the GPU.
-fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Seen) -> Result<ContextMemory> {
-    let after = Seen::now(driver, gpu)?;
-    let own =
-        after.processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
-    let grown_bytes = after.used_bytes.saturating_sub(before.used_bytes);
+fn difference(before: &Seen, with: &Seen, pid: u32) -> ContextMemory {
+    let own = with.processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
     let Some(own_bytes) = own else {
-        return Ok(ContextMemory { own_bytes: grown_bytes, unattributed_bytes: 0 });
+        let own_bytes = with.used_bytes.saturating_sub(before.used_bytes);
+        return ContextMemory { own_bytes, ..Default::default() };
     };
-    // Other probes and tasks may have made contexts meanwhile.
-    let contexts = after.processes.len().saturating_sub(before.processes.len()).max(1) as u64;
-    let more = after.unattributed_bytes().saturating_sub(before.unattributed_bytes()) / contexts;
-    let unattributed_bytes = match more {
+    let unattributed_bytes = match with.unattributed_bytes().saturating_sub(before.unattributed_bytes()) {
         0 => 0,
-        _ if more > UNATTRIBUTED_MAX_BYTES => 0,
-        _ if before.processes.is_empty() => more,
+        more if more > UNATTRIBUTED_MAX_BYTES => 0,
+        more if before.processes.is_empty() => more,
         // The first context of all may become one of ours, and takes more.
-        _ => more + FIRST_MORE_BYTES,
+        more => more + FIRST_MORE_BYTES,
     };
-    Ok(ContextMemory { own_bytes, unattributed_bytes })
+    ContextMemory { own_bytes, unattributed_bytes, uncertain: false }
 }
 
 /// The child's `main`: makes a context on the one visible GPU, prints that it is ready, and keeps the context until stdin closes.
@@ -226,7 +282,8 @@ impl ContextCache {
     }
 
     /// [`Driver::context_memory`] of a GPU or of an instance on it, from the file if it is known there. A file that can't
-    /// be read or written costs a measurement, nothing else.
+    /// be read or written costs a measurement, nothing else. Of processes that ask at the same time one measures, and the others wait;
+    /// an uncertain figure is not remembered.
     ///
     /// # Errors
     /// If it must be measured and can't be.
@@ -239,8 +296,15 @@ impl ContextCache {
         if let Some(known) = self.known(driver, gpu, instance) {
             return Ok(known);
         }
+        let _alone = self.alone(gpu);
+        if let Some(known) = self.known(driver, gpu, instance) {
+            return Ok(known);
+        }
         let device = instance.map_or(gpu.uuid.0.as_str(), |instance| &instance.uuid);
         let memory = driver.context_memory(&gpu.uuid, device)?;
+        if memory.uncertain {
+            return Ok(memory);
+        }
         let mut known = self.load();
         known.insert(key(driver, gpu, instance), memory);
         self.store(&known);
@@ -256,6 +320,13 @@ impl ContextCache {
         instance: Option<&MigInstance>,
     ) -> Option<ContextMemory> {
         self.load().get(&key(driver, gpu, instance)).copied()
+    }
+
+    /// Waits until no other process measures on this GPU. A GPU that answers nobody holds up only those that ask for it.
+    fn alone(&self, gpu: &Gpu) -> Option<File> {
+        // Without the lock the measurements disturb one another, which they notice.
+        let file = File::create(self.file.with_extension(format!("{}.lock", gpu.uuid))).ok()?;
+        file.lock().ok().map(|()| file)
     }
 
     fn load(&self) -> BTreeMap<String, ContextMemory> {

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -123,6 +124,51 @@ fn what_the_driver_takes_for_a_context_is_measured_too() {
     assert_eq!(node.driver.memory(&gpu.uuid).unwrap().used_bytes, free.used_bytes + context.bytes());
     let next_to_it = node.driver.context_memory(&gpu.uuid, &gpu.uuid.0).unwrap();
     assert_eq!(next_to_it.unattributed_bytes, 10 << 20, "it may become the first one");
+}
+
+/// What no process has falls when a neighbor's context ends, which a measurement must not take for its own context's being free.
+#[test]
+fn neighbors_that_come_and_go_do_not_make_a_context_smaller() {
+    let Some(node) = Node::with("1xH100-80GB:reserved") else { return };
+    let gpu = node.driver.gpus().unwrap().remove(0);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for pause in [7, 23] {
+            let (node, gpu, ended) = (&node, &gpu, &ended);
+            scope.spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    let _holder = node.holder(&gpu.uuid.0);
+                    std::thread::sleep(Duration::from_millis(pause));
+                }
+            });
+        }
+        let measured: Vec<_> =
+            (0..20).map(|_| node.driver.context_memory(&gpu.uuid, &gpu.uuid.0).unwrap()).collect();
+        ended.store(true, Ordering::Relaxed);
+        for memory in measured {
+            assert_eq!(memory.own_bytes, 518 << 20);
+            assert!(memory.unattributed_bytes >= 6 << 20, "{memory:?}");
+        }
+    });
+}
+
+/// As two `cantle run` do on a node that has not measured yet.
+#[test]
+fn measurements_at_the_same_time_agree() {
+    let Some(node) = Node::with("1xH100-80GB:reserved") else { return };
+    let gpu = node.driver.gpus().unwrap().remove(0);
+    for round in 0..10 {
+        let file = node.state.path().join(format!("contexts-{round}.json"));
+        let measured: Vec<_> = std::thread::scope(|scope| {
+            let one = || {
+                let (node, gpu, file) = (&node, &gpu, file.clone());
+                scope.spawn(move || ContextCache::new(file).context_memory(&*node.driver, gpu, None).unwrap())
+            };
+            let all: Vec<_> = (0..4).map(|_| one()).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(measured.iter().all(|memory| memory.unattributed_bytes == 6 << 20), "{measured:?}");
+    }
 }
 
 #[test]
