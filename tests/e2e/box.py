@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 import time
 
 from machine import ROOT
@@ -35,8 +36,16 @@ class Box:
         for name in ("dist", "examples", "tests"):
             self.run(f"ln -s {shlex.quote(str(ROOT / name))} {name}")
 
-    def run(self, line, code=0):
-        """The output of a line; its exit code must be `code`."""
+    def run(self, line, code=0, seconds=300):
+        """The output of a line; its exit code must be `code`. A line that does not end in time ends the box."""
+        watch = threading.Timer(seconds, self.shell.kill)
+        watch.start()
+        try:
+            return self.answer(line, code)
+        finally:
+            watch.cancel()
+
+    def answer(self, line, code):
         # A line of its own, so that what the line exports stays.
         print(f"{{ {line}\n}} </dev/null 2>&1; code=$?; echo; echo END-OF-COMMAND $code", file=self.shell.stdin, flush=True)
         printed = []
@@ -45,7 +54,7 @@ class Box:
                 assert each.split()[1] == str(code), f"{line}\nended with {each.split()[1]}:\n{''.join(printed)}"
                 return "".join(printed).removesuffix("\n")
             printed.append(each)
-        raise AssertionError(f"{line}\nended the shell:\n{''.join(printed)}")
+        raise AssertionError(f"{line}\nended the shell, or did not end in time:\n{''.join(printed)}")
 
     def start(self, line):
         """Starts a command that stays, and waits until it can be used; what it printed."""

@@ -95,8 +95,9 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn document_sizes(&self, tasks: &[String]) -> Result<BTreeMap<String, usize>, StoreError> {
-        let mut sql =
-            Sql::new("SELECT id, octet_length(doc) + octet_length(tags) AS bytes FROM tasks WHERE 1 = 1");
+        let mut sql = Sql::new(
+            "SELECT id, CAST(octet_length(doc) + octet_length(tags) AS BIGINT) AS bytes FROM tasks WHERE 1 = 1",
+        );
         any_of(&mut sql, "id", tasks);
         Ok(sized(&sql.build().fetch_all(&self.readers).await?)?.into_iter().collect())
     }

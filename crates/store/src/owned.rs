@@ -152,7 +152,8 @@ impl Store {
         tasks: &[String],
         scope: Option<&Scope>,
     ) -> Result<Vec<(String, usize)>, StoreError> {
-        let mut sql = Sql::new("SELECT id, octet_length(doc) AS bytes FROM models WHERE 1 = 1");
+        let mut sql =
+            Sql::new("SELECT id, CAST(octet_length(doc) AS BIGINT) AS bytes FROM models WHERE 1 = 1");
         any_of(&mut sql, "id", ids);
         any_of(&mut sql, "task", tasks);
         if let Some(scope) = scope {

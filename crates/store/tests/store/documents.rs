@@ -48,3 +48,29 @@ async fn a_user_has_a_limit_of_large_documents_together() {
     store.create_task(&task("t13", "ann", 100), 4).await.unwrap();
     assert!(store.create_task(&task("t14", "ann", 100), 4).await.is_err());
 }
+
+/// Lists are divided into parts by them.
+#[tokio::test]
+async fn the_sizes_of_documents_are_known_without_reading_them() {
+    let fresh = super::common::fresh().await;
+    let store = fresh.open().await;
+    store.create_task(&task("t", "ann", 100), 1).await.unwrap();
+    store.create_task(&task("u", "ann", 0), 1).await.unwrap();
+    let model = ModelRow {
+        id: "m".to_owned(),
+        name: "m".into(),
+        task: None,
+        project: None,
+        owner: "ann".into(),
+        created_us: 1,
+        last_update_us: 1,
+        doc: doc(50),
+    };
+    store.create_model(&model).await.unwrap();
+    let ids = ["t", "u", "gone"].map(str::to_owned);
+    let sizes = store.document_sizes(&ids).await.unwrap();
+    assert_eq!(sizes.keys().collect::<Vec<_>>(), ["t", "u"]);
+    assert!((100 << 10..101 << 10).contains(&sizes["t"]) && sizes["u"] < 1 << 10, "{sizes:?}");
+    let models = store.model_sizes_seen(&[], &[], None).await.unwrap();
+    assert!(matches!(&models[..], [(id, 51_200..52_000)] if id == "m"), "{models:?}");
+}
