@@ -5,5 +5,5 @@ if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
 fi
 if [ "${1:-}" = purge ]; then
-    rm -rf /var/lib/cantle /run/cantle /etc/cantle
+    rm -rf /var/lib/cantle /var/lib/cantle-task /run/cantle /etc/cantle
 fi

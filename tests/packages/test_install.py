@@ -72,10 +72,16 @@ def test_the_debian_package_from_install_to_purge(debian):
     debian.run("dpkg", "--install", package)
     assert debian.run("cantle", "--version").stdout.startswith("cantle 0.")
     check_half(debian.run("cantle", *HALF, debian.bring(ROOT / "examples/fill_slice.py")))
-    for name in ("server", "agent"):
+    for name, set_by_the_package in [("server", []), ("agent", ['task-user = "cantle-task"'])]:
         text = (debian.tree / f"etc/cantle/{name}.toml").read_text()
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-        assert len(lines) == 1, "everything but the table's name is a comment"
+        assert lines[1:] == set_by_the_package, "everything else is a comment"
+    home = lambda: debian.run("su", "-s", "/bin/sh", "cantle-task", "-c", "touch ~/mine && stat -c '%U %a' ~").stdout
+    assert home() == "cantle-task 700\n"
     debian.run("dpkg", "--purge", "cantle")
     cleared = {path for path in debian.files() - before if not path.startswith(("root/", "var/lib/dpkg/", "var/log/", "tmp/"))}
     assert not {path for path in cleared if "cantle" in path}, cleared
+    # The user is still there, and gets its home again.
+    debian.run("dpkg", "--install", package)
+    assert home() == "cantle-task 700\n"
+    debian.run("dpkg", "--purge", "cantle")
