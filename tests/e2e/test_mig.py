@@ -250,20 +250,21 @@ def test_killed_after_the_start_the_task_keeps_its_instance(mig):
 
 
 def test_plan_and_status_show_what_stays(mig):
-    holder = mig.start("run", "--mig-profile", "2g.10gb", "--", *FILL, "--hold", "600", log="holder.log")
-    wait_until(lambda: mig.used() == [9856 * MIB], 60, lambda: mig.log("holder.log"))
-    mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")
+    holder = mig.start("run", "--mig-profile", "3g.20gb", "--", *FILL, "--hold", "600", log="holder.log")
+    wait_until(lambda: mig.used() == [19968 * MIB], 60, lambda: mig.log("holder.log"))
+    mig.cli("run", "--mig-profile", "2g.10gb", "--", "true")
     held, free = sorted(mig.json("mig", "status"), key=lambda item: item["state"] == "free")
     assert (held["state"], held["uuid"]) == ("held", next(found["uuid"] for found in instances(mig) if found["processes"]))
     assert free["state"] == "free"
-    (plan,) = mig.json("mig", "plan", "--mig-profile", "2g.10gb")
-    assert (plan["start"], plan["reused"]) == (2, False) and [item["uuid"] for item in plan["stays"]] == [held["uuid"]]
-    assert [item["start"] for item in plan["destroyed"]] == [free["start"]] == [0]
+    other = 4 - held["start"]
+    (plan,) = mig.json("mig", "plan", "--mig-profile", "3g.20gb")
+    assert (plan["start"], plan["reused"]) == (other, False) and [item["uuid"] for item in plan["stays"]] == [held["uuid"]]
+    assert [item["uuid"] for item in plan["destroyed"]] == [free["uuid"]]
     picture = mig.cli("mig", "plan", "--gpu", "0.375").stdout
-    assert "asked 0.375 GPU, got 3g.20gb, 4 of 8 memory slices" in picture and "leaves 2g.10gb at 4-5" in picture
+    assert "asked 0.375 GPU, got 3g.20gb, 4 of 8 memory slices" in picture and f"leaves 3g.20gb at {held['start']}-" in picture
     assert "no place for it" in mig.cli("mig", "plan", "--gpus", "1", code=6).stderr
     profiles = {item["profile"]: item for item in mig.json("mig", "profiles")}
-    assert profiles["3g.20gb"]["starts"] == [0, 4] and profiles["3g.20gb"]["free_starts"] == [0]
+    assert profiles["3g.20gb"]["starts"] == [0, 4] and profiles["3g.20gb"]["free_starts"] == [other]
     assert len(instances(mig)) == 2, "looking changes nothing"
     holder.send_signal(signal.SIGTERM)
     holder.wait(timeout=60)

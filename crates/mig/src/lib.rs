@@ -1,11 +1,12 @@
 //! MIG: chooses the profile for a request and the placement of its instance. Pure: the table of profiles is an
 //! argument, because it differs by GPU and by driver and NVML reports it.
 //!
-//! [`grant`] turns a request into a profile. [`Planner::decide`] finds the place that leaves the most room. Among equal
+//! [`grant`] turns a request into a profile. [`Planner::decide`] finds the place that costs future requests the least. Among equal
 //! places it prefers a free instance of the right profile, then the place with the fewest free instances to destroy. It
 //! never touches a busy instance.
 
 mod grant;
+mod layouts;
 mod optimum;
 mod place;
 mod planner;

@@ -2,7 +2,7 @@
 //! (Poisson arrivals, exponential times) and everything that fits is accepted.
 //!
 //! The states are all sets of busy places, some hundreds; value iteration finds what each is worth (Puterman, "Markov
-//! Decision Processes", 1994, §8.5). Many GPUs have too many states; for them [`crate::Planner`] is close to it.
+//! Decision Processes", 1994, §8.5). Many GPUs have too many states; for them [`crate::Planner`] takes the values of each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const ENOUGH: f64 = 1e-7;
 const ROUNDS: usize = 100_000;
 
 /// Units of each busy instance, sorted. The profile of an instance decides nothing else.
-type Busy = Vec<u32>;
+pub(crate) type Busy = Vec<u32>;
 
 /// All that can happen on one GPU, and what it is worth.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct Optimum {
 
 /// States by number.
 #[derive(Clone, Debug)]
-struct Chain {
+pub(crate) struct Chain {
     /// Requested profiles, and the number of requests for each in the mean run time of a task.
     demand: Vec<(usize, f64)>,
     /// Compute slices of each.
@@ -48,14 +48,9 @@ impl Optimum {
     pub fn new(table: &Arc<Table>, demand: &[(String, f64)], load: f64) -> Self {
         let known = demand.iter().filter_map(|(name, weight)| Some((table.position(name)?, *weight)));
         let known: Vec<(usize, f64)> = known.collect();
-        let slices = |profile: usize| f64::from(table.profiles[profile].compute_slices);
-        let whole = table.plain().map(slices).fold(0.0, f64::max);
-        let work: f64 = known.iter().map(|(profile, weight)| slices(*profile) * weight).sum();
-        let demand = known.iter().map(|(profile, weight)| (*profile, weight * load * whole / work));
-        let demand: Vec<(usize, f64)> = demand.collect();
         let states = all_states(table);
-        let chain = Chain::new(table, &states, demand);
-        let (values, accepted) = chain.solve();
+        let chain = Chain::new(table, &states, rates(table, &known, load));
+        let (values, accepted) = chain.solve(ENOUGH);
         Self { table: table.clone(), states, chain, values, accepted }
     }
 
@@ -79,7 +74,7 @@ impl Optimum {
                 chain.next[*state][at].retain(|next| Some(*next) == chosen);
             }
         }
-        chain.solve().1
+        chain.solve(ENOUGH).1
     }
 
     /// The best place for an instance of the profile named `name`; `None` if there is none without touching a busy
@@ -87,9 +82,7 @@ impl Optimum {
     #[must_use]
     pub fn decide(&self, gpu: &GpuGeometry, name: &str) -> Option<Decision> {
         let profile = gpu.table.position(name)?;
-        let mut busy: Busy =
-            gpu.instances.iter().filter(|instance| instance.busy).map(|i| gpu.units_of(i)).collect();
-        busy.sort_unstable();
+        let busy = busy_places(gpu);
         let lost = |start: u32| {
             let after = self.states.get(&with(&busy, gpu.table.units_at(profile, start)));
             after.map_or(f64::INFINITY, |after| -self.values[*after])
@@ -111,6 +104,21 @@ impl Optimum {
     }
 }
 
+/// For each profile, the number of requests in the mean run time of a task, if they would keep `load` of all compute slices busy.
+pub(crate) fn rates(table: &Table, demand: &[(usize, f64)], load: f64) -> Vec<(usize, f64)> {
+    let slices = |profile: usize| f64::from(table.profiles[profile].compute_slices);
+    let whole = table.plain().map(slices).fold(0.0, f64::max);
+    let work: f64 = demand.iter().map(|(profile, weight)| slices(*profile) * weight).sum();
+    demand.iter().map(|(profile, weight)| (*profile, weight * load * whole / work)).collect()
+}
+
+/// The units of each busy instance.
+pub(crate) fn busy_places(gpu: &GpuGeometry) -> Busy {
+    let mut busy: Busy = gpu.instances.iter().filter(|i| i.busy).map(|i| gpu.units_of(i)).collect();
+    busy.sort_unstable();
+    busy
+}
+
 /// Every place of every plain profile; the others take the same units.
 fn places(table: &Table) -> impl Iterator<Item = (usize, u32)> + '_ {
     table
@@ -118,13 +126,13 @@ fn places(table: &Table) -> impl Iterator<Item = (usize, u32)> + '_ {
         .flat_map(|profile| table.profiles[profile].starts.iter().map(move |start| (profile, *start)))
 }
 
-fn with(busy: &Busy, units: u32) -> Busy {
+pub(crate) fn with(busy: &Busy, units: u32) -> Busy {
     let mut with = busy.clone();
     with.insert(with.partition_point(|known| *known < units), units);
     with
 }
 
-fn all_states(table: &Table) -> BTreeMap<Busy, usize> {
+pub(crate) fn all_states(table: &Table) -> BTreeMap<Busy, usize> {
     let mut states = BTreeMap::from([(Vec::new(), 0)]);
     let mut new = vec![Vec::new()];
     while let Some(busy) = new.pop() {
@@ -142,7 +150,7 @@ fn all_states(table: &Table) -> BTreeMap<Busy, usize> {
 }
 
 impl Chain {
-    fn new(table: &Table, states: &BTreeMap<Busy, usize>, demand: Vec<(usize, f64)>) -> Self {
+    pub(crate) fn new(table: &Table, states: &BTreeMap<Busy, usize>, demand: Vec<(usize, f64)>) -> Self {
         let slices = demand.iter().map(|(profile, _)| f64::from(table.profiles[*profile].compute_slices));
         let mut chain = Self {
             slices: slices.collect(),
@@ -164,8 +172,8 @@ impl Chain {
         chain
     }
 
-    /// The relative value of each state, and the accepted part of the work.
-    fn solve(&self) -> (Vec<f64>, f64) {
+    /// The relative value of each state, and the accepted part of the work, to within `enough`.
+    pub(crate) fn solve(&self, enough: f64) -> (Vec<f64>, f64) {
         let most_busy = self.ends.iter().map(Vec::len).max().unwrap_or(0) as f64;
         let rate = most_busy + self.demand.iter().map(|(_, rate)| rate).sum::<f64>();
         let offered: f64 =
@@ -178,7 +186,7 @@ impl Chain {
             let (least, most) = (gains().fold(f64::INFINITY, f64::min), gains().fold(0.0, f64::max));
             accepted = f64::midpoint(least, most);
             values = after.iter().map(|value| value - after[0]).collect();
-            if most - least < ENOUGH {
+            if most - least < enough {
                 break;
             }
         }

@@ -1,10 +1,12 @@
 //! Chooses the place of an instance. An instance cannot be moved while it is in use, so every placement is final. The
-//! planner chooses the one that leaves the most room (see `room`) for future requests. Measured in `tests/quality.rs`.
+//! planner chooses the one after which the node will accept the most work (see `layouts`). Measured in `tests/quality.rs` and `tests/one_gpu.rs`.
 
 use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
 
 use crate::Table;
+use crate::layouts::Layouts;
+use crate::optimum::busy_places;
 use crate::room::Room;
 
 /// A GPU instance that exists.
@@ -67,51 +69,76 @@ pub struct Decision {
 /// Decides where instances go, given how often each profile is requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planner {
-    /// Names of profiles and how often each is requested; a profile that is not named counts as 1 if none is, else 0.
-    pub demand: Vec<(String, f64)>,
+    demand: Vec<(String, f64)>,
+    layouts: Vec<(Arc<Table>, Arc<Layouts>)>,
 }
 
-/// Room lost in billionths, and the company in the places that are lost; the lowest wins.
-type Score = (i64, Reverse<usize>);
-
 impl Planner {
+    /// For GPUs with these tables. `demand` has names of profiles and how often each is requested; one that is not named counts as 0. Without
+    /// any, [`Table::expected`] applies.
+    #[must_use]
+    pub fn new<'a>(demand: &[(String, f64)], tables: impl IntoIterator<Item = &'a Arc<Table>>) -> Self {
+        let mut planner = Self { demand: demand.to_vec(), layouts: Vec::new() };
+        for table in tables {
+            if planner.layouts(table).is_none() {
+                let layouts = Layouts::of(table, |at| planner.weight(table, at));
+                planner.layouts.push((Arc::clone(table), layouts));
+            }
+        }
+        planner
+    }
+
     /// A place for an instance of the profile named `name` on one of `gpus`; `None` if there is none without touching
     /// a busy instance. A GPU whose table has no such profile is passed over.
     ///
-    /// Room comes first because a bad place stays for as long as its task, while making an instance takes a second:
-    /// taking any free instance that is just right before looking at the room costs 2 to 3 % of the work that 8 GPUs
-    /// accept.
+    /// On each GPU the place that costs the least there stands for it; the node's room decides between GPUs. What is lost comes first because a
+    /// bad place stays for as long as its task, while making an instance takes a second.
     #[must_use]
     pub fn decide(&self, gpus: &[GpuGeometry], name: &str) -> Option<Decision> {
-        let room = Room::of(gpus, |name| self.weight(name));
-        let mut best: Option<(Score, Decision)> = None;
+        let room = Room::of(gpus, |table, profile| self.weight(table, profile));
+        let mut best: Option<(i64, Decision)> = None;
         for (at, gpu) in gpus.iter().enumerate() {
-            let Some(profile) = gpu.table.position(name) else { continue };
-            for (start, action) in actions(gpu, profile) {
-                let units = gpu.table.units_at(profile, start);
-                let lost = billionths(room.lost(at, profile, units));
-                let score = (lost, Reverse(room.company(at, &gpu.table, profile, units)));
-                let better = |(least, best): &(Score, Decision)| {
-                    let preference = || by_preference((start, &action), (best.start, &best.action));
-                    score.cmp(least).then_with(preference).is_lt()
-                };
-                if best.as_ref().is_none_or(better) {
-                    best = Some((score, Decision { gpu: at, profile, start, action }));
-                }
+            let Some(decision) = self.on_one(at, gpu, name) else { continue };
+            let units = gpu.table.units_at(decision.profile, decision.start);
+            let lost = billionths(room.lost(at, decision.profile, units));
+            let better = |(least, best): &(i64, Decision)| {
+                let preference =
+                    || by_preference((decision.start, &decision.action), (best.start, &best.action));
+                lost.cmp(least).then_with(preference).is_lt()
+            };
+            if best.as_ref().is_none_or(better) {
+                best = Some((lost, decision));
             }
         }
         best.map(|(_, decision)| decision)
     }
 
-    fn weight(&self, name: &str) -> f64 {
+    fn on_one(&self, at: usize, gpu: &GpuGeometry, name: &str) -> Option<Decision> {
+        let profile = gpu.table.position(name)?;
+        let (layouts, busy) = (self.layouts(&gpu.table), busy_places(gpu));
+        let lost = |start: u32| {
+            layouts.map_or(0, |layouts| millionths(layouts.lost(&busy, gpu.table.units_at(profile, start))))
+        };
+        let scored = actions(gpu, profile).into_iter().map(|(start, action)| (lost(start), start, action));
+        let best = scored.min_by(|a, b| a.0.cmp(&b.0).then_with(|| by_preference((a.1, &a.2), (b.1, &b.2))));
+        best.map(|(_, start, action)| Decision { gpu: at, profile, start, action })
+    }
+
+    fn weight(&self, table: &Table, profile: usize) -> f64 {
         if self.demand.is_empty() {
-            return 1.0;
+            return table.expected(profile);
         }
+        let name = &table.profiles[profile].name;
         self.demand.iter().find(|(known, _)| known == name).map_or(0.0, |(_, weight)| *weight)
+    }
+
+    fn layouts(&self, table: &Arc<Table>) -> Option<&Layouts> {
+        let is_it = |known: &Arc<Table>| Arc::ptr_eq(known, table) || known == table;
+        self.layouts.iter().find(|(known, _)| is_it(known)).map(|(_, layouts)| layouts.as_ref())
     }
 }
 
-/// Among places that cost the same room: an instance that is there, then the fewest destroyed, then the highest start
+/// Among places that cost the same: an instance that is there, then the fewest destroyed, then the highest start
 /// (small instances at the top leave the bottom, where the large ones must start, free).
 pub(crate) fn by_preference(a: (u32, &Action), b: (u32, &Action)) -> Ordering {
     let key = |(start, action): (u32, &Action)| match action {
@@ -121,13 +148,21 @@ pub(crate) fn by_preference(a: (u32, &Action), b: (u32, &Action)) -> Ordering {
     key(a).cmp(&key(b))
 }
 
-/// Rounded, so that sums taken in another order are still equal.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "saturates; the room of a node is far below 2^63 billionths"
 )]
 fn billionths(room: f64) -> i64 {
     (room * 1e9).round() as i64
+}
+
+/// Compute slices in millionths: less than that is the error of the values.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "saturates; a GPU has less than 2^63 millionths of a compute slice"
+)]
+fn millionths(slices: f64) -> i64 {
+    (slices * 1e6).round() as i64
 }
 
 /// All ways to get an instance of `profile` on one GPU without touching a busy one.

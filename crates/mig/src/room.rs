@@ -62,13 +62,14 @@ impl Places {
 }
 
 impl Room {
-    /// Room on `gpus` when profiles are requested with the frequency `weight` of their names. Free instances are room.
-    pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(&str) -> f64) -> Self {
+    /// Room on `gpus` when the profiles of a table are requested as often as `weight` says. Free instances are room.
+    pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(&Table, usize) -> f64) -> Self {
         let mut on_node: BTreeMap<&str, f64> = BTreeMap::new();
         let mut rooms = Vec::with_capacity(gpus.len());
         for gpu in gpus {
             let name = |profile: usize| gpu.table.profiles[profile].name.as_str();
-            let places = gpu.table.plain().map(|profile| Places::of(gpu, profile, weight(name(profile))));
+            let places =
+                gpu.table.plain().map(|profile| Places::of(gpu, profile, weight(&gpu.table, profile)));
             let places: Vec<Places> = places.filter(|places| places.weight > 0.0).collect();
             for places in &places {
                 *on_node.entry(name(places.profile)).or_default() += places.here();
@@ -81,17 +82,6 @@ impl Room {
             }
         }
         Self { gpus: rooms }
-    }
-
-    /// The number of instances of `profile` that would fit into the places which an instance on `units` of the GPU at `gpu`
-    /// blocks: where a place is lost, as many as possible should share it.
-    pub(crate) fn company(&self, gpu: usize, table: &Table, profile: usize, units: u32) -> usize {
-        let lost =
-            self.gpus[gpu].iter().flat_map(|places| &places.counts).filter(|(place, _)| place & units != 0);
-        let starts = &table.profiles[profile].starts;
-        let inside =
-            |place: u32| starts.iter().filter(|start| table.units_at(profile, **start) & !place == 0).count();
-        lost.map(|(place, _)| inside(*place)).sum()
     }
 
     /// Worth that the node loses if one more instance is busy: of `profile` on `units` of the GPU at `gpu`.

@@ -48,6 +48,9 @@ impl Profile {
     }
 }
 
+/// Few know the names of profiles, and one request makes it ten times as many.
+const BY_NAME_ONLY: f64 = 0.1;
+
 /// All profiles of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
@@ -65,6 +68,15 @@ impl Table {
     #[must_use]
     pub fn position(&self, name: &str) -> Option<usize> {
         self.profiles.iter().position(|profile| profile.name == name)
+    }
+
+    /// How often the profile at this position is expected to be requested before anything is known, in requests: one, or a tenth for one that
+    /// no request by size gets, because another one of its size has fewer compute slices.
+    #[must_use]
+    pub fn expected(&self, position: usize) -> f64 {
+        let of = |at: usize| (self.profiles[at].size, self.profiles[at].compute_slices);
+        let is_smaller = |at: usize| of(at).0 == of(position).0 && of(at) < of(position);
+        if self.plain().any(is_smaller) { BY_NAME_ONLY } else { 1.0 }
     }
 
     /// The engines of the GPU, derived from its profiles: of each kind, the number in the profile with the most. If the largest

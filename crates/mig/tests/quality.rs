@@ -153,8 +153,9 @@ const MIXED: [(&str, f64); 4] = [("1g.5gb", 30.0), ("2g.10gb", 30.0), ("3g.20gb"
 const UNIFORM: [(&str, f64); 5] =
     [("1g.5gb", 1.0), ("2g.10gb", 1.0), ("3g.20gb", 1.0), ("4g.20gb", 1.0), ("7g.40gb", 1.0)];
 
-fn planner(mix: &[(&str, f64)]) -> Planner {
-    Planner { demand: mix.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect() }
+fn planner(mix: &[(&str, f64)], table: &Table) -> Planner {
+    let demand: Vec<(String, f64)> = mix.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect();
+    Planner::new(&demand, [&Arc::new(table.clone())])
 }
 
 /// Mean of three seeds, and how long each decision took, the shortest first.
@@ -180,9 +181,9 @@ fn eight_gpus_accept_more_than_simpler_rules_do() {
     println!("accepted work on 8 A100-40GB at load 0.8, {} arrivals, seeds 1 to 3", ARRIVALS / 5);
     println!("1g/2g/3g/4g/7g  first-fit  highest start  planner  decision: p50     p99");
     for (name, mix, least) in
-        [("50/25/15/5/5", &SMALL[..], 0.866), ("30/30/20/20/0", &MIXED, 0.877), ("uniform", &UNIFORM, 0.825)]
+        [("50/25/15/5/5", &SMALL[..], 0.868), ("30/30/20/20/0", &MIXED, 0.879), ("uniform", &UNIFORM, 0.827)]
     {
-        let planner = planner(mix);
+        let planner = planner(mix, &table);
         let (ours, times) = eight_gpus(&table, mix, &|gpus, name| planner.decide(gpus, name));
         let (lowest, _) = eight_gpus(&table, mix, &|gpus, name| first_gpu(gpus, name, false));
         let (highest, _) = eight_gpus(&table, mix, &|gpus, name| first_gpu(gpus, name, true));
@@ -203,7 +204,7 @@ fn many_arrivals_on_every_family() {
     for (gpu, table) in tables() {
         let mix: Vec<(&str, f64)> =
             table.profiles.iter().map(|profile| (profile.name.as_str(), 1.0)).collect();
-        let planner = planner(&mix);
+        let planner = planner(&mix, &table);
         let ours = |gpus: &[GpuGeometry], name: &str| planner.decide(gpus, name);
         let part = accepted(&table, 8, &mix, 1.2, ARRIVALS, 7, &ours);
         assert!((0.3..1.0).contains(&part), "{gpu}: {part}");
@@ -219,7 +220,7 @@ fn lazily_kept_instances_are_reused_or_make_way() {
         table: Arc::new(table.clone()),
         instances: vec![kept("2g.10gb", 1, 4), kept("1g.5gb", 2, 6)],
     };
-    let decide = |name: &str| Planner::default().decide(std::slice::from_ref(&gpu), name).unwrap();
+    let decide = |name: &str| planner(&UNIFORM, &table).decide(std::slice::from_ref(&gpu), name).unwrap();
     assert_eq!(decide("2g.10gb").action, Action::Reuse { id: 1 });
     assert_eq!(decide("1g.5gb").action, Action::Reuse { id: 2 });
     assert_eq!(decide("7g.40gb").action, Action::Create { destroy: vec![1, 2] });
@@ -237,7 +238,7 @@ fn the_quickstart_case_leaves_one_way() {
     let profile = table.position("2g.10gb").unwrap();
     let busy = |id, start| Instance { id, profile, start, busy: true };
     let gpu = |instances| vec![GpuGeometry { table: Arc::new(table.clone()), instances }];
-    let planner = Planner::default();
+    let planner = planner(&[], &table);
     assert_eq!(planner.decide(&gpu(vec![busy(1, 0), busy(2, 2), busy(3, 4)]), "3g.20gb"), None);
     for gone in [1, 2] {
         let left = [busy(1, 0), busy(2, 2), busy(3, 4)].into_iter().filter(|i| i.id != gone).collect();

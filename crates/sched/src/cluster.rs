@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cantle_mig::{GpuGeometry, Planner};
+use cantle_mig::{GpuGeometry, Planner, Table};
 use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
 use crate::{Amounts, Cut, Demand, GpuClass, GpuState, Host, InstanceCut, Node, Running, Shape, Snapshot};
@@ -134,7 +134,7 @@ impl Cluster {
     #[must_use]
     pub fn of(state: &Snapshot) -> Self {
         let mut cluster = Self::empty(&state.nodes);
-        cluster.expect(&state.expected);
+        cluster.expect(state);
         let index = cluster.by_name();
         for running in &state.running {
             if let Some(place) = cluster.place_of(&index, running) {
@@ -145,8 +145,12 @@ impl Cluster {
     }
 
     /// MIG instances go where they leave room for these from now on.
-    fn expect(&mut self, mix: &[(Demand, u32)]) {
-        let planner = Arc::new(Planner { demand: expected_profiles(mix, &self.classes) });
+    fn expect(&mut self, state: &Snapshot) {
+        let tables: Vec<&Arc<Table>> = self.classes.iter().filter_map(|class| class.table.as_ref()).collect();
+        if tables.is_empty() {
+            return;
+        }
+        let planner = Arc::new(Planner::new(&expected_profiles(state, &self.classes), tables));
         self.nodes.iter_mut().for_each(|node| node.planner = Arc::clone(&planner));
     }
 
@@ -295,28 +299,30 @@ impl Cluster {
     }
 }
 
-/// The frequency of requests for each MIG profile; empty if unknown. A profile without requests counts as if it had been
-/// requested once: there is always a first time.
-fn expected_profiles(mix: &[(Demand, u32)], classes: &[GpuClass]) -> Vec<(String, f64)> {
-    let tables = || classes.iter().filter_map(|class| class.table.as_deref());
-    if tables().next().is_none() {
-        return Vec::new();
-    }
+/// Waiting tasks of each queue that count towards the expected requests: those that come next.
+const WAITING: usize = 100;
+
+/// The frequency of requests for each MIG profile: those of the past, those of the tasks that wait, and what a table expects by itself, because
+/// there is always a first time.
+fn expected_profiles(state: &Snapshot, classes: &[GpuClass]) -> Vec<(String, f64)> {
     let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
-    for (demand, count) in mix {
+    for table in classes.iter().filter_map(|class| class.table.as_deref()) {
+        for (at, profile) in table.profiles.iter().enumerate() {
+            counts.insert(&profile.name, table.expected(at));
+        }
+    }
+    let mut count = |demand: &Demand, times: u32| {
         let shape = Shape::new(demand, classes);
         for (at, class) in classes.iter().enumerate() {
             let instance = shape.share(at).and_then(|cut| cut.mig);
             if let (Some(instance), Some(table)) = (instance, &class.table) {
-                *counts.entry(&table.profiles[instance.profile].name).or_default() += f64::from(*count);
+                *counts.entry(&table.profiles[instance.profile].name).or_default() += f64::from(times);
             }
         }
-    }
-    if counts.is_empty() {
-        return Vec::new();
-    }
-    for profile in tables().flat_map(|table| &table.profiles) {
-        counts.entry(&profile.name).or_insert(1.0);
+    };
+    state.expected.iter().for_each(|(demand, times)| count(demand, *times));
+    for queue in &state.queues {
+        queue.waiting.iter().take(WAITING).for_each(|waiting| count(&Demand::of(queue, waiting), 1));
     }
     counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }

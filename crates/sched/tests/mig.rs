@@ -103,10 +103,10 @@ fn a_fraction_gets_the_profile_that_holds_it_and_counts_what_it_costs() {
 #[test]
 fn a_place_decides_and_not_the_sum_of_what_is_free() {
     let mut world = World::new(vec![gpu(0, Some("A100-40GB"))]);
-    for (task, start) in [("a", 4), ("b", 2), ("c", 0)] {
+    for (task, start) in [("a", 2), ("b", 0), ("c", 4)] {
         assert_eq!(world.run(task, profile("2g.10gb")), got("2g.10gb", start));
     }
-    world.end("c");
+    world.end("b");
     world.submit(Waiting::new(TaskId::from("large"), world.now_ms).wanting(profile("3g.20gb")));
     let reason = world.round().waits[0].reason.to_string();
     assert_eq!(
@@ -114,7 +114,7 @@ fn a_place_decides_and_not_the_sum_of_what_is_free() {
         "half the GPU is free, but in two pieces"
     );
     assert_eq!(world.run("small", profile("1g.5gb")), None, "nobody passes the head");
-    world.end("b");
+    world.end("a");
     let decided = world.round();
     assert_eq!(decided.starts[0].slices[0].mig.as_ref().unwrap().start, 0);
 }
@@ -134,7 +134,7 @@ fn exactly_the_task_whose_place_makes_room_is_stopped() {
         let running = world.state.running.iter().find(|running| running.task.0 == name).unwrap();
         running.slices[0].mig.as_ref().unwrap().start
     };
-    assert_eq!(["a", "b", "c"].map(|name| start_of(&world, name)), [4, 2, 0]);
+    assert_eq!(["a", "b", "c"].map(|name| start_of(&world, name)), [2, 0, 4]);
     // The longest-running task is the most expensive one; still it is one against two.
     world.now_ms += 1_000_000;
     let mut urgent = Waiting::new(TaskId::from("urgent"), 0).wanting(profile("3g.20gb"));
@@ -142,11 +142,11 @@ fn exactly_the_task_whose_place_makes_room_is_stopped() {
     world.submit(urgent);
     let decided = world.round();
     let stopped: Vec<&str> = decided.evictions.iter().map(|eviction| eviction.task.0.as_str()).collect();
-    assert_eq!(stopped, ["a"]);
-    world.end("a");
+    assert_eq!(stopped, ["c"]);
+    world.end("c");
     let decided = world.round();
     assert_eq!(decided.starts[0].slices[0].mig.as_ref().unwrap().start, 4);
-    assert_eq!(["b", "c"].map(|name| start_of(&world, name)), [2, 0]);
+    assert_eq!(["a", "b"].map(|name| start_of(&world, name)), [2, 0]);
 }
 
 #[test]
@@ -192,14 +192,14 @@ fn a_foreign_instance_is_left_alone() {
 fn the_instance_of_a_task_that_just_got_it_is_no_foreign_one() {
     let mut world = World::new(vec![gpu(0, Some("A100-40GB"))]);
     let small = world.state.nodes[0].gpus[0].mig.as_ref().unwrap().table.position("2g.10gb").unwrap();
-    assert_eq!(world.run("a", profile("2g.10gb")), got("2g.10gb", 4));
+    assert_eq!(world.run("a", profile("2g.10gb")), got("2g.10gb", 2));
     world.submit(Waiting::new(TaskId::from("b"), 0).wanting(profile("2g.10gb")));
     let next = plan(&world.state, &world.policy, 0);
     let (mut seen, mut taken) = (world.state.clone(), world.state.clone());
-    seen.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 4);
+    seen.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 2);
     assert_eq!(audit(&seen, &next), []);
     // Negative control: at the place of the task that is to start, it is somebody else's.
-    taken.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 2);
+    taken.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 0);
     assert!(matches!(audit(&taken, &next)[..], [Violation::Instances { .. }]));
 }
 
@@ -315,6 +315,6 @@ fn the_audit_refuses_what_cannot_be() {
     world.round();
     world.submit(Waiting::new(TaskId::from("b"), 0).wanting(profile("2g.10gb")));
     let mut overlapping = plan(&world.state, &world.policy, 0);
-    overlapping.starts[0].slices[0].mig.as_mut().unwrap().start = 4;
+    overlapping.starts[0].slices[0].mig.as_mut().unwrap().start = 2;
     assert!(matches!(audit(&world.state, &overlapping)[..], [Violation::Instances { .. }]));
 }

@@ -1,0 +1,90 @@
+//! What each layout of busy instances on one GPU is worth: the compute slices of work that it will accept, relative to others.
+//!
+//! The values are those of the exact optimum of one GPU ([`crate::Optimum`]), for the requested mix at a low and at a high load. No load is known here,
+//! and a layout that is good at both loses little at any between them. A node of many GPUs has too many states; the sum of the
+//! values of its GPUs takes their place (Krishnan, "Separable routing", 1985: one step of policy iteration from arrivals that are divided at random).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::Table;
+use crate::optimum::{Busy, Chain, all_states, rates, with};
+
+/// Requested compute slices as a part of all. `tests/one_gpu.rs` shows what that reaches at 0.5 to 0.9.
+const LOADS: [f64; 2] = [0.2, 1.0];
+
+/// Values of this precision decide as exact ones do.
+const ENOUGH: f64 = 1e-5;
+
+/// A mix is rounded to parts of this, so that one more request does not make all values new.
+const PARTS: f64 = 64.0;
+
+/// Solved mixes that are remembered. A fleet has some tables, and each its mix of the hour.
+const REMEMBERED: usize = 64;
+
+/// The values of one table's layouts for one mix.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Layouts {
+    states: BTreeMap<Busy, usize>,
+    values: Vec<f64>,
+}
+
+/// Positions of profiles, and their parts of the mix, in whole numbers.
+type Mix = Vec<(usize, f64)>;
+
+struct Solved {
+    table: Arc<Table>,
+    mix: Mix,
+    layouts: Arc<Layouts>,
+}
+
+/// Solving takes milliseconds, and a round of the scheduler microseconds. The last used is the last one.
+static SOLVED: Mutex<Vec<Solved>> = Mutex::new(Vec::new());
+
+impl Layouts {
+    /// The values for profiles that are requested as often as `weight` says of their positions. If none is, [`Table::expected`] applies.
+    pub(crate) fn of(table: &Arc<Table>, weight: impl Fn(usize) -> f64) -> Arc<Self> {
+        let mix = mix(table, weight);
+        let mut solved = SOLVED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = solved.iter().position(|known| known.mix == mix && known.table == *table) {
+            let found = solved.remove(at);
+            let layouts = Arc::clone(&found.layouts);
+            solved.push(found);
+            return layouts;
+        }
+        if solved.len() == REMEMBERED {
+            solved.remove(0);
+        }
+        let layouts = Arc::new(Self::solve(table, &mix));
+        solved.push(Solved { table: Arc::clone(table), mix, layouts: Arc::clone(&layouts) });
+        layouts
+    }
+
+    fn solve(table: &Table, mix: &[(usize, f64)]) -> Self {
+        let states = all_states(table);
+        let mut values = vec![0.0; states.len()];
+        for load in LOADS {
+            let (solved, _) = Chain::new(table, &states, rates(table, mix, load)).solve(ENOUGH);
+            values.iter_mut().zip(solved).for_each(|(value, more)| *value += more / LOADS.len() as f64);
+        }
+        Self { states, values }
+    }
+
+    /// What is lost if one more instance is busy, on `units`; nothing if a layout is none of this table's.
+    pub(crate) fn lost(&self, busy: &Busy, units: u32) -> f64 {
+        let value = |busy: &Busy| self.states.get(busy).map(|state| self.values[*state]);
+        value(busy).zip(value(&with(busy, units))).map_or(0.0, |(before, after)| before - after)
+    }
+}
+
+fn mix(table: &Table, weight: impl Fn(usize) -> f64) -> Mix {
+    let weights = |weight: &dyn Fn(usize) -> f64| -> Vec<(usize, f64)> {
+        table.plain().map(|at| (at, weight(at))).filter(|(_, weight)| *weight > 0.0).collect()
+    };
+    let known = weights(&weight);
+    let weights = if known.is_empty() { weights(&|at| table.expected(at)) } else { known };
+    let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+    // What is requested at all counts.
+    let parts = |weight: f64| (weight / sum * PARTS).round().max(1.0);
+    weights.into_iter().map(|(at, weight)| (at, parts(weight))).collect()
+}
