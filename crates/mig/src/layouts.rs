@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Table;
-use crate::optimum::{Busy, Chain, all_states, rates, with};
+use crate::optimum::{Busy, Chain, all_states, places, rates, with};
 
 /// Requested compute slices as a part of all. `tests/one_gpu.rs` shows what that reaches at 0.5 to 0.9.
 const LOADS: [f64; 2] = [0.2, 1.0];
@@ -25,9 +25,14 @@ const REMEMBERED: usize = 64;
 /// The values of one table's layouts for one mix.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Layouts {
+    /// Positions in `costs`.
     states: BTreeMap<Busy, usize>,
-    values: Vec<f64>,
+    /// For each layout and each place that it leaves: its units, and what is lost with it.
+    costs: Vec<Costs>,
 }
+
+/// The units of free places, and what is lost if an instance is busy there, in compute slices.
+pub(crate) type Costs = Vec<(u32, f64)>;
 
 /// Positions of profiles, and their parts of the mix, in whole numbers.
 type Mix = Vec<(usize, f64)>;
@@ -42,9 +47,9 @@ struct Solved {
 static SOLVED: Mutex<Vec<Solved>> = Mutex::new(Vec::new());
 
 impl Layouts {
-    /// The values for profiles that are requested as often as `weight` says of their positions. If none is, [`Table::expected`] applies.
-    pub(crate) fn of(table: &Arc<Table>, weight: impl Fn(usize) -> f64) -> Arc<Self> {
-        let mix = mix(table, weight);
+    /// The values for profiles that are requested as often as `weights` says, by position. If none is, [`Table::expected`] applies.
+    pub(crate) fn of(table: &Arc<Table>, weights: &[f64]) -> Arc<Self> {
+        let mix = mix(table, weights);
         let mut solved = SOLVED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = solved.iter().position(|known| known.mix == mix && known.table == *table) {
             let found = solved.remove(at);
@@ -67,22 +72,32 @@ impl Layouts {
             let (solved, _) = Chain::new(table, &states, rates(table, mix, load)).solve(ENOUGH);
             values.iter_mut().zip(solved).for_each(|(value, more)| *value += more / LOADS.len() as f64);
         }
-        Self { states, values }
+        let mut costs = vec![Costs::new(); states.len()];
+        for (busy, state) in &states {
+            let after = |units: u32| Some((units, values[*state] - values[*states.get(&with(busy, units))?]));
+            let taken = busy.iter().fold(0, |taken, units| taken | units);
+            let mut free: Vec<u32> =
+                places(table).map(|(profile, start)| table.units_at(profile, start)).collect();
+            free.retain(|units| units & taken == 0);
+            free.sort_unstable();
+            free.dedup();
+            costs[*state] = free.into_iter().filter_map(after).collect();
+        }
+        Self { states, costs }
     }
 
-    /// What is lost if one more instance is busy, on `units`; nothing if a layout is none of this table's.
-    pub(crate) fn lost(&self, busy: &Busy, units: u32) -> f64 {
-        let value = |busy: &Busy| self.states.get(busy).map(|state| self.values[*state]);
-        value(busy).zip(value(&with(busy, units))).map_or(0.0, |(before, after)| before - after)
+    /// What the places beside these busy ones cost; none if the layout is none of this table's.
+    pub(crate) fn costs(&self, busy: &Busy) -> &[(u32, f64)] {
+        self.states.get(busy).map_or(&[], |state| &self.costs[*state])
     }
 }
 
-fn mix(table: &Table, weight: impl Fn(usize) -> f64) -> Mix {
-    let weights = |weight: &dyn Fn(usize) -> f64| -> Vec<(usize, f64)> {
+fn mix(table: &Table, weights: &[f64]) -> Mix {
+    let positive = |weight: &dyn Fn(usize) -> f64| -> Vec<(usize, f64)> {
         table.plain().map(|at| (at, weight(at))).filter(|(_, weight)| *weight > 0.0).collect()
     };
-    let known = weights(&weight);
-    let weights = if known.is_empty() { weights(&|at| table.expected(at)) } else { known };
+    let known = positive(&|at| weights[at]);
+    let weights = if known.is_empty() { positive(&|at| table.expected(at)) } else { known };
     let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
     // What is requested at all counts.
     let parts = |weight: f64| (weight / sum * PARTS).round().max(1.0);

@@ -120,7 +120,7 @@ pub(crate) fn busy_places(gpu: &GpuGeometry) -> Busy {
 }
 
 /// Every place of every plain profile; the others take the same units.
-fn places(table: &Table) -> impl Iterator<Item = (usize, u32)> + '_ {
+pub(crate) fn places(table: &Table) -> impl Iterator<Item = (usize, u32)> + '_ {
     table
         .plain()
         .flat_map(|profile| table.profiles[profile].starts.iter().map(move |start| (profile, *start)))

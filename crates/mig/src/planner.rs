@@ -2,12 +2,13 @@
 //! planner chooses the one after which the node will accept the most work (see `layouts`). Measured in `tests/quality.rs` and `tests/one_gpu.rs`.
 
 use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::Table;
 use crate::layouts::Layouts;
 use crate::optimum::busy_places;
 use crate::room::Room;
+use crate::{Profile, Table};
 
 /// A GPU instance that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,20 +70,33 @@ pub struct Decision {
 /// Decides where instances go, given how often each profile is requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planner {
-    demand: Vec<(String, f64)>,
-    layouts: Vec<(Arc<Table>, Arc<Layouts>)>,
+    known: Vec<Known>,
+}
+
+/// What is known about GPUs with one table.
+#[derive(Clone, Debug, PartialEq)]
+struct Known {
+    table: Arc<Table>,
+    /// How often each profile is requested, by position.
+    weights: Vec<f64>,
+    layouts: Arc<Layouts>,
 }
 
 impl Planner {
     /// For GPUs with these tables. `demand` has names of profiles and how often each is requested; one that is not named counts as 0. Without
     /// any, [`Table::expected`] applies.
     #[must_use]
-    pub fn new<'a>(demand: &[(String, f64)], tables: impl IntoIterator<Item = &'a Arc<Table>>) -> Self {
-        let mut planner = Self { demand: demand.to_vec(), layouts: Vec::new() };
+    pub fn new<'a>(demand: &BTreeMap<&str, f64>, tables: impl IntoIterator<Item = &'a Arc<Table>>) -> Self {
+        let mut planner = Self::default();
         for table in tables {
-            if planner.layouts(table).is_none() {
-                let layouts = Layouts::of(table, |at| planner.weight(table, at));
-                planner.layouts.push((Arc::clone(table), layouts));
+            if planner.known(table).is_none() {
+                let weight = |(at, profile): (usize, &Profile)| {
+                    let of_it = demand.get(profile.name.as_str()).copied().unwrap_or_default();
+                    if demand.is_empty() { table.expected(at) } else { of_it }
+                };
+                let weights: Vec<f64> = table.profiles.iter().enumerate().map(weight).collect();
+                let layouts = Layouts::of(table, &weights);
+                planner.known.push(Known { table: Arc::clone(table), weights, layouts });
             }
         }
         planner
@@ -95,7 +109,14 @@ impl Planner {
     /// bad place stays for as long as its task, while making an instance takes a second.
     #[must_use]
     pub fn decide(&self, gpus: &[GpuGeometry], name: &str) -> Option<Decision> {
-        let room = Room::of(gpus, |table, profile| self.weight(table, profile));
+        if let [only] = gpus {
+            return self.on_one(0, only, name);
+        }
+        let known: Vec<Option<&Known>> = gpus.iter().map(|gpu| self.known(&gpu.table)).collect();
+        let weight = |at: usize, profile: usize| {
+            known[at].map_or_else(|| gpus[at].table.expected(profile), |known| known.weights[profile])
+        };
+        let room = Room::of(gpus, weight);
         let mut best: Option<(i64, Decision)> = None;
         for (at, gpu) in gpus.iter().enumerate() {
             let Some(decision) = self.on_one(at, gpu, name) else { continue };
@@ -115,26 +136,18 @@ impl Planner {
 
     fn on_one(&self, at: usize, gpu: &GpuGeometry, name: &str) -> Option<Decision> {
         let profile = gpu.table.position(name)?;
-        let (layouts, busy) = (self.layouts(&gpu.table), busy_places(gpu));
+        let costs = self.known(&gpu.table).map_or(&[][..], |known| known.layouts.costs(&busy_places(gpu)));
         let lost = |start: u32| {
-            layouts.map_or(0, |layouts| millionths(layouts.lost(&busy, gpu.table.units_at(profile, start))))
+            let units = gpu.table.units_at(profile, start);
+            costs.iter().find(|(place, _)| *place == units).map_or(0, |(_, lost)| millionths(*lost))
         };
         let scored = actions(gpu, profile).into_iter().map(|(start, action)| (lost(start), start, action));
         let best = scored.min_by(|a, b| a.0.cmp(&b.0).then_with(|| by_preference((a.1, &a.2), (b.1, &b.2))));
         best.map(|(_, start, action)| Decision { gpu: at, profile, start, action })
     }
 
-    fn weight(&self, table: &Table, profile: usize) -> f64 {
-        if self.demand.is_empty() {
-            return table.expected(profile);
-        }
-        let name = &table.profiles[profile].name;
-        self.demand.iter().find(|(known, _)| known == name).map_or(0.0, |(_, weight)| *weight)
-    }
-
-    fn layouts(&self, table: &Arc<Table>) -> Option<&Layouts> {
-        let is_it = |known: &Arc<Table>| Arc::ptr_eq(known, table) || known == table;
-        self.layouts.iter().find(|(known, _)| is_it(known)).map(|(_, layouts)| layouts.as_ref())
+    fn known(&self, table: &Arc<Table>) -> Option<&Known> {
+        self.known.iter().find(|known| Arc::ptr_eq(&known.table, table) || known.table == *table)
     }
 }
 
@@ -214,7 +227,7 @@ pub(crate) fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Engines, Profile};
+    use crate::Engines;
 
     /// As an RTX PRO 6000: four decoders, one for each quarter, and a profile that has them all.
     fn gpu(instances: &[(usize, u32, bool)]) -> GpuGeometry {

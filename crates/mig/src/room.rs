@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{GpuGeometry, Table};
+use crate::GpuGeometry;
 
 /// The factor of a place for each busy instance that blocks it. Any value from 0.05 to 0.2 does as well.
 const LEAVES: f64 = 0.125;
@@ -62,14 +62,13 @@ impl Places {
 }
 
 impl Room {
-    /// Room on `gpus` when the profiles of a table are requested as often as `weight` says. Free instances are room.
-    pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(&Table, usize) -> f64) -> Self {
+    /// Room on `gpus` when the profiles of each are requested as often as `weight` says, by positions. Free instances are room.
+    pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(usize, usize) -> f64) -> Self {
         let mut on_node: BTreeMap<&str, f64> = BTreeMap::new();
         let mut rooms = Vec::with_capacity(gpus.len());
-        for gpu in gpus {
+        for (at, gpu) in gpus.iter().enumerate() {
             let name = |profile: usize| gpu.table.profiles[profile].name.as_str();
-            let places =
-                gpu.table.plain().map(|profile| Places::of(gpu, profile, weight(&gpu.table, profile)));
+            let places = gpu.table.plain().map(|profile| Places::of(gpu, profile, weight(at, profile)));
             let places: Vec<Places> = places.filter(|places| places.weight > 0.0).collect();
             for places in &places {
                 *on_node.entry(name(places.profile)).or_default() += places.here();

@@ -9,6 +9,10 @@ use std::sync::Arc;
 use cantle_mig::{Action, GpuGeometry, Instance, Optimum, Planner, Profile, Table};
 use tables::{table, tables};
 
+fn planner(mix: &[(String, f64)], table: &Arc<Table>) -> Planner {
+    Planner::new(&mix.iter().map(|(name, weight)| (name.as_str(), *weight)).collect(), [table])
+}
+
 fn demand(mix: &[(&str, f64)]) -> Vec<(String, f64)> {
     mix.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect()
 }
@@ -62,7 +66,7 @@ fn rules_beside_the_optimum() {
         let mut cells = vec![String::new(); 4];
         for load in [0.5, 0.9] {
             let optimum = Optimum::new(&table, &demand(mix), load);
-            let planner = Planner::new(&demand(mix), [&table]);
+            let planner = planner(&demand(mix), &table);
             let of_best = |part: f64| part / optimum.accepted();
             let parts = [
                 of_best(optimum.accepted_by(|gpu, name| free_starts(gpu, name).min())),
@@ -112,7 +116,7 @@ fn mixes_of_few_profiles_lose_little_to_the_optimum() {
     let (mut cells, mut least) = (0, 1.0_f64);
     for (table, mixes) in mixes() {
         for mix in mixes {
-            let planner = Planner::new(&mix, [&table]);
+            let planner = planner(&mix, &table);
             for load in [0.5, 0.9] {
                 let optimum = Optimum::new(&table, &mix, load);
                 let by = |rule: &dyn Fn(&GpuGeometry, &str) -> Option<u32>| {
@@ -150,7 +154,7 @@ fn a_3g_finds_its_place_beside_two_2g() {
     };
     // A new server that has seen the first request, and one that has seen 120.
     for (two, three) in [(1.0, 0.0), (80.0, 40.0)] {
-        let planner = Planner::new(&counts(two, three), [&table]);
+        let planner = planner(&counts(two, three), &table);
         let mut gpu = GpuGeometry { table: table.clone(), instances: Vec::new() };
         for name in ["2g.10gb", "2g.10gb", "3g.20gb"] {
             let found = planner.decide(std::slice::from_ref(&gpu), name);

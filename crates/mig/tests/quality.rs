@@ -154,8 +154,7 @@ const UNIFORM: [(&str, f64); 5] =
     [("1g.5gb", 1.0), ("2g.10gb", 1.0), ("3g.20gb", 1.0), ("4g.20gb", 1.0), ("7g.40gb", 1.0)];
 
 fn planner(mix: &[(&str, f64)], table: &Table) -> Planner {
-    let demand: Vec<(String, f64)> = mix.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect();
-    Planner::new(&demand, [&Arc::new(table.clone())])
+    Planner::new(&mix.iter().copied().collect(), [&Arc::new(table.clone())])
 }
 
 /// Mean of three seeds, and how long each decision took, the shortest first.

@@ -304,11 +304,11 @@ const WAITING: usize = 100;
 
 /// The frequency of requests for each MIG profile: those of the past, those of the tasks that wait, and what a table expects by itself, because
 /// there is always a first time.
-fn expected_profiles(state: &Snapshot, classes: &[GpuClass]) -> Vec<(String, f64)> {
-    let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
+fn expected_profiles<'a>(state: &Snapshot, classes: &'a [GpuClass]) -> BTreeMap<&'a str, f64> {
+    let mut counts = BTreeMap::new();
     for table in classes.iter().filter_map(|class| class.table.as_deref()) {
         for (at, profile) in table.profiles.iter().enumerate() {
-            counts.insert(&profile.name, table.expected(at));
+            counts.insert(profile.name.as_str(), table.expected(at));
         }
     }
     let mut count = |demand: &Demand, times: u32| {
@@ -316,7 +316,7 @@ fn expected_profiles(state: &Snapshot, classes: &[GpuClass]) -> Vec<(String, f64
         for (at, class) in classes.iter().enumerate() {
             let instance = shape.share(at).and_then(|cut| cut.mig);
             if let (Some(instance), Some(table)) = (instance, &class.table) {
-                *counts.entry(&table.profiles[instance.profile].name).or_default() += f64::from(times);
+                *counts.entry(&*table.profiles[instance.profile].name).or_default() += f64::from(times);
             }
         }
     };
@@ -324,7 +324,7 @@ fn expected_profiles(state: &Snapshot, classes: &[GpuClass]) -> Vec<(String, f64
     for queue in &state.queues {
         queue.waiting.iter().take(WAITING).for_each(|waiting| count(&Demand::of(queue, waiting), 1));
     }
-    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+    counts
 }
 
 fn class_of(state: &GpuState) -> GpuClass {

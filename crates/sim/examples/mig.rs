@@ -89,6 +89,7 @@ impl SplitMix64 {
 /// The node, and how long was thought about it.
 struct Busy {
     table: Arc<Table>,
+    planner: Planner,
     state: Snapshot,
     random: SplitMix64,
     place_times: Vec<Duration>,
@@ -108,7 +109,8 @@ impl Busy {
         let node = Node::new("node", (0..GPUS).map(gpu).collect());
         let queue = Queue::new(QueueSpec { name: "q".into(), want: QueueWant::Task }, Vec::new());
         let state = Snapshot::new(vec![node], Vec::new(), vec![queue]);
-        Self { table, state, random: SplitMix64(1), place_times: Vec::new(), plan_times: Vec::new() }
+        let planner = Planner::new(&BTreeMap::new(), [&table]);
+        Self { table, planner, state, random: SplitMix64(1), place_times: Vec::new(), plan_times: Vec::new() }
     }
 
     /// A task comes. While there is no room for it, others end.
@@ -134,7 +136,7 @@ impl Busy {
     fn time_the_place(&mut self, name: &str) {
         let gpus = self.geometries();
         let began = Instant::now();
-        let decision = Planner::default().decide(&gpus, name);
+        let decision = self.planner.decide(&gpus, name);
         self.place_times.push(began.elapsed());
         drop(decision);
     }
