@@ -11,7 +11,7 @@ python3 tests/bench/containers.py || broken=1
 cargo run -q --release --locked -p cantle-sim --example speed || broken=1
 cargo run -q --release --locked -p cantle-sim --example mig || broken=1
 # Where MIG instances go: the part of the work accepted, compared with simpler rules and, on one GPU, the optimum.
-cargo test -q --release --locked -p cantle-mig --test one_gpu --test quality -- --nocapture rules_beside eight_gpus || broken=1
+cargo test -q --release --locked -p cantle-mig --test one_gpu --test quality -- --nocapture rules_beside mixes_of eight_gpus || broken=1
 # On a real cluster: start of a pod with a slice and without, a thousand pods on a hundred nodes.
 tests/cluster/run.sh --override-ini "python_files=bench_*.py" -s || [ $? = 77 ] || broken=1
 openb="${OPENB:-../shared/data/openb}"
