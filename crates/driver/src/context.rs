@@ -32,8 +32,8 @@ const UNCERTAIN_BYTES: u64 = 10 << 20;
 /// Measurements before a disturbed one has to do. One takes less than a second.
 const ATTEMPTS: u32 = 5;
 
-/// The driver gives a context's memory back a moment after its process has ended: it is looked at so many times, with a pause.
-const LOOKS: u32 = 50;
+/// Times that the GPU is read again, because the driver frees a context's memory shortly after its process has ended.
+const READS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The memory of a CUDA context on one GPU.
@@ -89,10 +89,10 @@ pub(crate) fn measure(
     Ok(most)
 }
 
-/// If the GPU is again as it was before the child: what the child took is then all that had changed meanwhile.
+/// True if the GPU is again as it was before the child. Then nothing but the child has changed meanwhile.
 fn is_as_before(driver: &dyn Driver, gpu: &GpuUuid, before: &Seen) -> Result<bool> {
-    for look in 0..LOOKS {
-        if look > 0 {
+    for read in 0..READS {
+        if read > 0 {
             thread::sleep(PAUSE);
         }
         let after = Seen::now(driver, gpu)?;
@@ -114,7 +114,7 @@ impl Seen {
     fn now(driver: &dyn Driver, gpu: &GpuUuid) -> Result<Self> {
         let mut used_bytes = driver.memory(gpu)?.used_bytes;
         let mut processes = driver.processes(gpu)?;
-        for _ in 0..LOOKS {
+        for _ in 0..READS {
             let used_now = driver.memory(gpu)?.used_bytes;
             if used_now == used_bytes {
                 break;
@@ -130,7 +130,7 @@ impl Seen {
         self.used_bytes.saturating_sub(of_processes)
     }
 
-    /// If the processes are those of `before`, and at most so many others. The child may have another pid here than in NVML's list.
+    /// True if the processes are those of `before`, and at most this number of `others`. The child may have another pid here than in NVML's list.
     fn is_of(&self, before: &Self, others: usize) -> bool {
         let pids =
             |seen: &Self| -> BTreeSet<u32> { seen.processes.iter().map(|process| process.pid).collect() };
