@@ -1,10 +1,10 @@
 //! What each layout of busy instances on one GPU is worth: the compute slices of work that it will accept, relative to others.
 //!
 //! The values are those of the exact optimum of one GPU ([`crate::Optimum`]), for the requested mix at a low and at a high load. No load is known here,
-//! and a layout that is good at both loses little at any between them. A node of many GPUs has too many states; the sum of the
-//! values of its GPUs takes their place (Krishnan, "Separable routing", 1985: one step of policy iteration from arrivals that are divided at random).
+//! and a layout that is good at both loses little at any between them. They choose the place on a GPU; between GPUs, `room` decides
+//! (docs/adr/0070).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Table;
@@ -22,17 +22,9 @@ const PARTS: f64 = 64.0;
 /// Solved mixes that are remembered. A fleet has some tables, and each its mix of the hour.
 const REMEMBERED: usize = 64;
 
-/// The values of one table's layouts for one mix.
+/// For each layout of a table, its free places: their units, and what is lost if an instance is busy there, in compute slices.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Layouts {
-    /// Positions in `costs`.
-    states: BTreeMap<Busy, usize>,
-    /// For each layout and each place that it leaves: its units, and what is lost with it.
-    costs: Vec<Costs>,
-}
-
-/// The units of free places, and what is lost if an instance is busy there, in compute slices.
-pub(crate) type Costs = Vec<(u32, f64)>;
+pub(crate) struct Layouts(BTreeMap<Busy, Vec<(u32, f64)>>);
 
 /// Positions of profiles, and their parts of the mix, in whole numbers.
 type Mix = Vec<(usize, f64)>;
@@ -47,7 +39,7 @@ struct Solved {
 static SOLVED: Mutex<Vec<Solved>> = Mutex::new(Vec::new());
 
 impl Layouts {
-    /// The values for profiles that are requested as often as `weights` says, by position. If none is, [`Table::expected`] applies.
+    /// The values for profiles that are requested as often as `weights` says, by position.
     pub(crate) fn of(table: &Arc<Table>, weights: &[f64]) -> Arc<Self> {
         let mix = mix(table, weights);
         let mut solved = SOLVED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,34 +64,25 @@ impl Layouts {
             let (solved, _) = Chain::new(table, &states, rates(table, mix, load)).solve(ENOUGH);
             values.iter_mut().zip(solved).for_each(|(value, more)| *value += more / LOADS.len() as f64);
         }
-        let mut costs = vec![Costs::new(); states.len()];
-        for (busy, state) in &states {
+        let costs = |(busy, state): (&Busy, &usize)| {
             let after = |units: u32| Some((units, values[*state] - values[*states.get(&with(busy, units))?]));
             let taken = busy.iter().fold(0, |taken, units| taken | units);
-            let mut free: Vec<u32> =
-                places(table).map(|(profile, start)| table.units_at(profile, start)).collect();
-            free.retain(|units| units & taken == 0);
-            free.sort_unstable();
-            free.dedup();
-            costs[*state] = free.into_iter().filter_map(after).collect();
-        }
-        Self { states, costs }
+            let all = places(table).map(|(profile, start)| table.units_at(profile, start));
+            let free: BTreeSet<u32> = all.filter(|units| units & taken == 0).collect();
+            (busy.clone(), free.into_iter().filter_map(after).collect())
+        };
+        Self(states.iter().map(costs).collect())
     }
 
     /// What the places beside these busy ones cost; none if the layout is none of this table's.
     pub(crate) fn costs(&self, busy: &Busy) -> &[(u32, f64)] {
-        self.states.get(busy).map_or(&[], |state| &self.costs[*state])
+        self.0.get(busy).map_or(&[], Vec::as_slice)
     }
 }
 
 fn mix(table: &Table, weights: &[f64]) -> Mix {
-    let positive = |weight: &dyn Fn(usize) -> f64| -> Vec<(usize, f64)> {
-        table.plain().map(|at| (at, weight(at))).filter(|(_, weight)| *weight > 0.0).collect()
-    };
-    let known = positive(&|at| weights[at]);
-    let weights = if known.is_empty() { positive(&|at| table.expected(at)) } else { known };
-    let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+    let requested: Vec<usize> = table.plain().filter(|at| weights[*at] > 0.0).collect();
+    let sum: f64 = requested.iter().map(|at| weights[*at]).sum();
     // What is requested at all counts.
-    let parts = |weight: f64| (weight / sum * PARTS).round().max(1.0);
-    weights.into_iter().map(|(at, weight)| (at, parts(weight))).collect()
+    requested.into_iter().map(|at| (at, (weights[at] / sum * PARTS).round().max(1.0))).collect()
 }

@@ -2,12 +2,12 @@
 //! (Poisson arrivals, exponential times) and everything that fits is accepted.
 //!
 //! The states are all sets of busy places, some hundreds; value iteration finds what each is worth (Puterman, "Markov
-//! Decision Processes", 1994, §8.5). Many GPUs have too many states; for them [`crate::Planner`] takes the values of each.
+//! Decision Processes", 1994, §8.5). Many GPUs have too many states; [`crate::Planner`] takes the values of each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::planner::{actions, by_preference};
+use crate::planner::cheapest;
 use crate::{Decision, GpuGeometry, Instance, PLANNED, Table};
 
 /// Value iteration ends when the accepted part is known this well.
@@ -87,10 +87,8 @@ impl Optimum {
             let after = self.states.get(&with(&busy, gpu.table.units_at(profile, start)));
             after.map_or(f64::INFINITY, |after| -self.values[*after])
         };
-        let scored = actions(gpu, profile).into_iter().map(|(start, action)| (lost(start), start, action));
-        let best =
-            scored.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| by_preference((a.1, &a.2), (b.1, &b.2))));
-        best.map(|(_, start, action)| Decision { gpu: 0, profile, start, action })
+        let (start, action) = cheapest(gpu, profile, lost)?;
+        Some(Decision { gpu: 0, profile, start, action })
     }
 
     fn geometry(&self, busy: &Busy) -> GpuGeometry {

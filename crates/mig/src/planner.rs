@@ -83,18 +83,14 @@ struct Known {
 }
 
 impl Planner {
-    /// For GPUs with these tables. `demand` has names of profiles and how often each is requested; one that is not named counts as 0. Without
-    /// any, [`Table::expected`] applies.
+    /// For GPUs with these tables. `demand` has names of profiles and how often each is requested; one that is not named counts as 0. For a
+    /// table of which it names none, [`Table::expected`] applies.
     #[must_use]
     pub fn new<'a>(demand: &BTreeMap<&str, f64>, tables: impl IntoIterator<Item = &'a Arc<Table>>) -> Self {
         let mut planner = Self::default();
         for table in tables {
             if planner.known(table).is_none() {
-                let weight = |(at, profile): (usize, &Profile)| {
-                    let of_it = demand.get(profile.name.as_str()).copied().unwrap_or_default();
-                    if demand.is_empty() { table.expected(at) } else { of_it }
-                };
-                let weights: Vec<f64> = table.profiles.iter().enumerate().map(weight).collect();
+                let weights = weights(table, demand);
                 let layouts = Layouts::of(table, &weights);
                 planner.known.push(Known { table: Arc::clone(table), weights, layouts });
             }
@@ -139,11 +135,10 @@ impl Planner {
         let costs = self.known(&gpu.table).map_or(&[][..], |known| known.layouts.costs(&busy_places(gpu)));
         let lost = |start: u32| {
             let units = gpu.table.units_at(profile, start);
-            costs.iter().find(|(place, _)| *place == units).map_or(0, |(_, lost)| millionths(*lost))
+            costs.iter().find(|(place, _)| *place == units).map_or(0.0, |(_, lost)| millionths(*lost))
         };
-        let scored = actions(gpu, profile).into_iter().map(|(start, action)| (lost(start), start, action));
-        let best = scored.min_by(|a, b| a.0.cmp(&b.0).then_with(|| by_preference((a.1, &a.2), (b.1, &b.2))));
-        best.map(|(_, start, action)| Decision { gpu: at, profile, start, action })
+        let (start, action) = cheapest(gpu, profile, lost)?;
+        Some(Decision { gpu: at, profile, start, action })
     }
 
     fn known(&self, table: &Arc<Table>) -> Option<&Known> {
@@ -151,9 +146,33 @@ impl Planner {
     }
 }
 
+/// By position of the profile.
+fn weights(table: &Table, demand: &BTreeMap<&str, f64>) -> Vec<f64> {
+    let named = |profile: &Profile| demand.get(profile.name.as_str()).copied().unwrap_or_default();
+    let weights: Vec<f64> = table.profiles.iter().map(named).collect();
+    if table.plain().any(|at| weights[at] > 0.0) {
+        return weights;
+    }
+    (0..table.profiles.len()).map(|at| table.expected(at)).collect()
+}
+
+/// The way to get an instance of `profile` at the start with the least `lost`.
+pub(crate) fn cheapest(
+    gpu: &GpuGeometry,
+    profile: usize,
+    lost: impl Fn(u32) -> f64,
+) -> Option<(u32, Action)> {
+    let scored = actions(gpu, profile).into_iter().map(|(start, action)| (lost(start), start, action));
+    let best = scored.min_by(|a, b| {
+        let cheaper = a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal);
+        cheaper.then_with(|| by_preference((a.1, &a.2), (b.1, &b.2)))
+    });
+    best.map(|(_, start, action)| (start, action))
+}
+
 /// Among places that cost the same: an instance that is there, then the fewest destroyed, then the highest start
 /// (small instances at the top leave the bottom, where the large ones must start, free).
-pub(crate) fn by_preference(a: (u32, &Action), b: (u32, &Action)) -> Ordering {
+fn by_preference(a: (u32, &Action), b: (u32, &Action)) -> Ordering {
     let key = |(start, action): (u32, &Action)| match action {
         Action::Reuse { .. } => (false, 0, Reverse(start)),
         Action::Create { destroy } => (true, destroy.len(), Reverse(start)),
@@ -169,17 +188,13 @@ fn billionths(room: f64) -> i64 {
     (room * 1e9).round() as i64
 }
 
-/// Compute slices in millionths: less than that is the error of the values.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "saturates; a GPU has less than 2^63 millionths of a compute slice"
-)]
-fn millionths(slices: f64) -> i64 {
-    (slices * 1e6).round() as i64
+/// Compute slices in millionths, rounded: less than that is the error of the values.
+fn millionths(slices: f64) -> f64 {
+    (slices * 1e6).round()
 }
 
 /// All ways to get an instance of `profile` on one GPU without touching a busy one.
-pub(crate) fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
+fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
     let wanted = &gpu.table.profiles[profile];
     let free = || gpu.instances.iter().filter(|instance| !instance.busy);
     let mut actions: Vec<(u32, Action)> = free()
