@@ -12,14 +12,8 @@ fn task(id: &str, owner: &str, kib: usize) -> NewTask {
     NewTask { id, name: "t".into(), kind: "training".into(), owner, doc: doc(kib), ..NewTask::default() }
 }
 
-#[tokio::test]
-async fn a_user_has_a_limit_of_large_documents_together() {
-    let fresh = super::common::fresh().await;
-    let store = fresh.open().await.with_documents_up_to(1 << 20);
-    for n in 0..9 {
-        store.create_task(&task(&format!("t{n}"), "ann", 100), 1).await.unwrap();
-    }
-    let model = |id: &str, kib| ModelRow {
+fn model(id: &str, kib: usize) -> ModelRow {
+    ModelRow {
         id: id.to_owned(),
         name: "m".into(),
         task: None,
@@ -28,7 +22,16 @@ async fn a_user_has_a_limit_of_large_documents_together() {
         created_us: 1,
         last_update_us: 1,
         doc: doc(kib),
-    };
+    }
+}
+
+#[tokio::test]
+async fn a_user_has_a_limit_of_large_documents_together() {
+    let fresh = super::common::fresh().await;
+    let store = fresh.open().await.with_documents_up_to(1 << 20);
+    for n in 0..9 {
+        store.create_task(&task(&format!("t{n}"), "ann", 100), 1).await.unwrap();
+    }
     store.create_model(&model("m0", 100)).await.unwrap();
     for refused in
         [store.create_task(&task("t10", "ann", 100), 1).await, store.create_model(&model("m1", 100)).await]
@@ -56,17 +59,7 @@ async fn the_sizes_of_documents_are_known_without_reading_them() {
     let store = fresh.open().await;
     store.create_task(&task("t", "ann", 100), 1).await.unwrap();
     store.create_task(&task("u", "ann", 0), 1).await.unwrap();
-    let model = ModelRow {
-        id: "m".to_owned(),
-        name: "m".into(),
-        task: None,
-        project: None,
-        owner: "ann".into(),
-        created_us: 1,
-        last_update_us: 1,
-        doc: doc(50),
-    };
-    store.create_model(&model).await.unwrap();
+    store.create_model(&model("m", 50)).await.unwrap();
     let ids = ["t", "u", "gone"].map(str::to_owned);
     let sizes = store.document_sizes(&ids).await.unwrap();
     assert_eq!(sizes.keys().collect::<Vec<_>>(), ["t", "u"]);
