@@ -26,6 +26,9 @@ PROMPT = re.compile(r"^(\$ |[a-z]+\d*# )")
 STAYS = re.compile(r"cantle (up|server|daemon)\b")
 READY = {"up": "cantle is up", "server": "cantle server is up", "daemon": "serving"}
 
+# No line of a page takes that long, even on a slow machine.
+LINE_SECONDS = 300
+
 
 class Box:
     def __init__(self, gpus="3xA100-40GB", name="box"):
@@ -36,9 +39,9 @@ class Box:
         for name in ("dist", "examples", "tests"):
             self.run(f"ln -s {shlex.quote(str(ROOT / name))} {name}")
 
-    def run(self, line, code=0, seconds=300):
+    def run(self, line, code=0):
         """The output of a line; its exit code must be `code`. A line that does not end in time ends the box."""
-        watch = threading.Timer(seconds, self.shell.kill)
+        watch = threading.Timer(LINE_SECONDS, self.shell.kill)
         watch.start()
         try:
             return self.answer(line, code)
