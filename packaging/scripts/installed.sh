@@ -5,7 +5,7 @@ set -e
 if ! getent passwd cantle-task >/dev/null; then
     useradd --system --user-group --no-create-home --home-dir /var/lib/cantle-task --shell /usr/sbin/nologin cantle-task
 fi
-install -d -m 0700 -o cantle-task -g cantle-task /var/lib/cantle-task
+[ -d /var/lib/cantle-task ] || install -d -m 0700 -o cantle-task -g "$(id -g cantle-task)" /var/lib/cantle-task
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
     systemctl try-restart cantle-server.service cantle-agent.service || true
