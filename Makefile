@@ -25,7 +25,7 @@ test test-all: export CANTLE_PROFILE = dev
 test test-all: export CARGO_INCREMENTAL = 0
 test test-all: export CARGO_PROFILE_DEV_DEBUG = none
 
-# The gate: at most 15 minutes after a clone, on two cores.
+# The gate: at most 30 minutes after a clone, on two cores.
 test:
 	@tests/needs.sh cargo cc strip python3
 	cargo xtask dist

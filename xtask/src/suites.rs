@@ -70,11 +70,12 @@ pub(crate) fn run(words: &[&str]) -> Result<()> {
             other => bail!("there is no option \"{other}\"; it can be --full, --list or --serial"),
         }
     }
-    if let Some(unknown) = names.iter().find(|name| !SUITES.iter().any(|suite| suite.name == **name)) {
+    if let Some(unknown) = names.iter().find(|name| !SUITES.iter().any(|suite| suite.is_named(name))) {
         bail!("there is no suite \"{unknown}\"; `cargo xtask test --list` names them");
     }
-    let is_wanted =
-        |suite: &&Suite| if names.is_empty() { suite.stage == stage } else { names.contains(&suite.name) };
+    let is_wanted = |suite: &&Suite| {
+        if names.is_empty() { suite.stage == stage } else { names.iter().any(|name| suite.is_named(name)) }
+    };
     let wanted: Vec<&Suite> = SUITES.iter().filter(is_wanted).collect();
     let logs = crate::root().join("target/test-logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cantle_clearml::WireError;
 use cantle_model::{Gpu, LeaseId, Milli};
-use cantle_node::{GpuClaim, own_holder};
+use cantle_node::GpuClaim;
 use cantle_runtime::alive;
 use cantle_sched::Eviction;
 use tokio::sync::watch;
@@ -17,10 +17,12 @@ use crate::doorbell::Doorbell;
 use crate::entry::{Entry, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
+use crate::listener::Listener;
 use crate::planner::{History, PlanInputs, Planner, fleet};
 use crate::release::{Ended, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
+use crate::visitors::serve_visitors;
 use crate::{AgentConfig, AgentError, setup};
 
 /// The longest time that a pass may take to end when the daemon has to stop.
@@ -39,6 +41,7 @@ pub(crate) struct Agent {
     reporter: Reporter,
     backoff: Backoff,
     doorbell: Doorbell,
+    visitors: Listener,
     /// The GPUs are this agent's.
     claim: GpuClaim,
     /// The driver's libraries on this machine are no longer those that were opened.
@@ -121,7 +124,7 @@ impl Agent {
     pub(crate) fn new(env: Environment, claim: GpuClaim, history: History) -> Self {
         let env = Arc::new(env);
         let executor = Executor::new(&env);
-        let doorbell = Doorbell::new(&env);
+        let (doorbell, visitors) = (Doorbell::new(&env), serve_visitors(&env));
         Self {
             env,
             planner: Planner::new(history),
@@ -130,6 +133,7 @@ impl Agent {
             reporter: Reporter::default(),
             backoff: Backoff::default(),
             doorbell,
+            visitors,
             claim,
             driver_replaced: false,
         }
@@ -137,9 +141,10 @@ impl Agent {
 
     /// Closes the driver, then releases the claim on its GPUs: who waits for that finds it closed.
     async fn close(self) -> Result<(), AgentError> {
-        let Self { env, executor, doorbell, claim, .. } = self;
+        let Self { env, executor, doorbell, visitors, claim, .. } = self;
         let node = env.node.clone();
         doorbell.close().await;
+        visitors.close().await;
         drop((executor, env));
         Ok(claim.release(&node)?)
     }
@@ -207,13 +212,12 @@ impl Agent {
         Ok(())
     }
 
-    fn adopt_job(&mut self, dir: TaskFiles, mut job: TaskRecord) -> Result<(), AgentError> {
-        job.daemon = own_holder();
-        dir.write(&job)?;
+    fn adopt_job(&mut self, dir: TaskFiles, job: TaskRecord) -> Result<(), AgentError> {
         let has_ended = dir.outcome()?.is_some();
         // The server repeats its request; the task may be in its abort callback.
         let stop = dir.stop()?.filter(|stop| !stop.is_told());
-        let entry = Entry::new(dir, job, stop);
+        let mut entry = Entry::new(dir, job, stop);
+        entry.take_over()?;
         if has_ended {
             self.reporter.take(entry);
         } else if let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) {
@@ -276,6 +280,7 @@ impl Agent {
     async fn pass_online(&mut self) -> Result<(), WireError> {
         // First: what is not ours any more has nothing to report.
         self.executor.renew_leases(&self.env).await?;
+        self.executor.report_changes(&self.env).await?;
         self.reporter.forward_logs(&self.env, self.executor.entries().collect()).await?;
         self.reporter.deliver(&self.env).await?;
         self.executor.handle_aborts(&self.env).await?;
@@ -285,7 +290,8 @@ impl Agent {
         }
         self.start_claimed().await?;
         self.start_waiting().await?;
-        self.reporter.report(&self.env, &self.executor.running(), self.planner.waits()).await?;
+        let (waits, suspended) = (self.planner.waits(), self.executor.suspended());
+        self.reporter.report(&self.env, &self.executor.running(), waits, suspended).await?;
         self.env.journal.flush(&self.env.server).await
     }
 
@@ -319,7 +325,9 @@ impl Agent {
             tracing::error!(%error, "nothing new is started");
             Default::default()
         });
-        self.claims.claim(&self.env, reserved).await?;
+        if self.claims.claim(&self.env, reserved).await? {
+            self.executor.wait_for_room();
+        }
         self.start_claimed().await?;
         if let Some(fleet) = fleet::request_evictions(&self.env, evictions, &inputs.fleet).await? {
             self.executor.handle_evictions(&self.env, &fleet).await?;
@@ -386,7 +394,7 @@ impl Agent {
             let handover = self.claims.give_up(&self.env, &lease).await?;
             self.start(handover);
         }
-        reporter::report_node(&self.env, Vec::new()).await?;
+        reporter::report_node(&self.env, Vec::new(), self.executor.suspended()).await?;
         self.env.journal.flush(&self.env.server).await?;
         reporter::unregister(&self.env).await
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use cantle_clearml::{CLEARML_AGENT, runnable, sdk_command, tasks};
+use cantle_clearml::{ArrayElement, CLEARML_AGENT, runnable, sdk_command, tasks};
 use cantle_node::{Command, NodeError};
 use cantle_runtime::StartError;
 
@@ -22,7 +22,9 @@ pub(crate) fn of_task(
 ) -> Result<Command, NodeError> {
     let unusable = |why: String| NodeError::Task { name: task.name.clone(), why };
     let request = runnable(task).map_err(|why| unusable(why.to_string()))?;
-    let env = environment(task, config, worker, token);
+    let mut env = environment(task, config, worker, token);
+    let element = request.element.iter().flat_map(ArrayElement::environment);
+    env.extend(element.map(|(name, value)| (name.to_owned(), value.into())));
     if !request.command.is_empty() {
         // Code of ClearML's SDK often names an image that it does not need, and runs without one on ClearML's agents too.
         if config.docker.is_none() && !task.container.image.is_empty() {
@@ -32,10 +34,10 @@ pub(crate) fn of_task(
             )));
         }
         let argv = request.command.into_iter().map(OsString::from).collect();
-        return Ok(Command { argv, env, cwd: request.cwd.map(Into::into), user: None });
+        return Ok(Command { argv, env, cwd: request.cwd.map(Into::into), ..Command::default() });
     }
     let argv = sdk_command(&task.id, &config.sdk_words).map(OsString::from).collect();
-    Ok(Command { argv, env, cwd: None, user: None })
+    Ok(Command { argv, env, ..Command::default() })
 }
 
 /// Is it run by ClearML's own agent?

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle_clearml::{ClientTls, Credentials};
+use cantle_clearml::{ClientTls, Credentials, KeySource};
 use cantle_driver::Installation;
-use cantle_model::{GpuList, QueueSpec};
+use cantle_model::{EnforceMode, GpuList, QueueSpec};
 use cantle_node::mig::{Adopt, WholeGpu};
 use cantle_node::{Docker, NodeStore, Watch};
 use cantle_runtime::{BackendChoice, Privileges};
@@ -74,6 +74,8 @@ pub struct AgentConfig {
     pub server: String,
     /// Key pair for it.
     pub credentials: Credentials,
+    /// Where another key pair may be found while the agent runs; `None`: it has this one until it ends.
+    pub key_source: Option<KeySource>,
     /// Which servers the agent trusts, and the certificate that it shows to them.
     pub tls: ClientTls,
     /// The addresses that tasks get, besides that of the server.
@@ -130,6 +132,8 @@ pub struct AgentConfig {
     pub docker: Option<Docker>,
     /// The accepted backends of enforcement.
     pub wish: BackendChoice,
+    /// The wanted backend of memory limits.
+    pub enforce: EnforceMode,
     /// Extra privileges of tasks.
     pub privileges: Privileges,
     /// The Unix user that tasks run as.
@@ -144,6 +148,10 @@ pub struct AgentConfig {
     pub whole_gpu: WholeGpu,
     /// The handling of a task that holds GPU memory outside its slice.
     pub watch: Watch,
+    /// Memory of each slice that is kept for modules.
+    pub module_reserve_bytes: u64,
+    /// The host memory that suspended tasks of the machine may take, in bytes; none: what is available.
+    pub parked_memory: Option<u64>,
     /// Address of the agent's metrics, e.g. `127.0.0.1:9401`; `None`: no metrics.
     pub metrics_listen: Option<String>,
     /// When the agent is asked to stop, running tasks continue, and the next agent adopts them.
@@ -157,6 +165,7 @@ impl AgentConfig {
         Self {
             server,
             credentials,
+            key_source: None,
             tls: ClientTls::default(),
             hosts: Hosts::default(),
             name: "node".to_owned(),
@@ -185,6 +194,7 @@ impl AgentConfig {
             task_env: BTreeMap::new(),
             docker: None,
             wish: BackendChoice::Auto,
+            enforce: EnforceMode::default(),
             privileges: Privileges::default(),
             task_user: TaskUserPolicy::default(),
             output_limit_bytes: 128 << 20,
@@ -192,6 +202,8 @@ impl AgentConfig {
             mig_adopt: Adopt::default(),
             whole_gpu: WholeGpu::default(),
             watch: Watch::default(),
+            module_reserve_bytes: 0,
+            parked_memory: None,
             metrics_listen: None,
             keep_tasks: false,
         }
@@ -215,6 +227,15 @@ impl AgentConfig {
         let gpus = self.gpus_text.as_deref().unwrap_or("all").replace(':', ".");
         let kind = if dynamic { "dgpu" } else { "gpu" };
         format!("{}:{kind}{gpus}", self.name)
+    }
+
+    /// Whose processes its tasks are, for people.
+    pub(crate) fn whose_tasks(&self) -> String {
+        let user = self.task_user.describe();
+        match self.privileges {
+            Privileges::Machine => format!("{user}, with the machine's privileges (--privileged-task)"),
+            Privileges::Own | Privileges::NoNew => user,
+        }
     }
 
     /// Directory of its leases. Agents without GPUs have a store of their own: if one of their tasks uses a GPU
@@ -248,5 +269,18 @@ mod tests {
         assert_eq!(config.worker(), "node1:cpu:1");
         config.worker_id = Some("mine".to_owned());
         assert_eq!(config.worker(), "mine");
+    }
+
+    #[test]
+    fn privileged_tasks_are_named_as_such() {
+        let keys = Credentials { access_key: String::new(), secret_key: String::new() };
+        let mut config = AgentConfig::new(String::new(), keys, Installation::of_this_machine());
+        config.task_user = TaskUserPolicy::Submitter(BTreeMap::new());
+        assert_eq!(config.whose_tasks(), "their submitters (--task-user submitter)");
+        config.privileges = Privileges::Machine;
+        assert_eq!(
+            config.whose_tasks(),
+            "their submitters (--task-user submitter), with the machine's privileges (--privileged-task)"
+        );
     }
 }

@@ -6,22 +6,18 @@ use std::time::Duration;
 
 use cantle_clearml::batch::WaitForTasks;
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::environment::Environment;
+use crate::listener::{AGAIN, Listener, WAIT};
 
-/// The longest wait of a call. The client gives up after 30 s.
-const WAIT: Duration = Duration::from_secs(10);
 /// The shortest time between two rings. Each pass asks the server several times.
 const GAP: Duration = Duration::from_millis(50);
-/// When to ask again after an error.
-const AGAIN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Doorbell {
     rung: Arc<Notify>,
     has_room: watch::Sender<bool>,
-    listening: JoinHandle<()>,
+    listening: Listener,
 }
 
 impl Doorbell {
@@ -29,7 +25,7 @@ impl Doorbell {
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (has_room, room) = watch::channel(false);
         let rung = Arc::new(Notify::new());
-        let listening = tokio::spawn(listen(Arc::clone(env), room, Arc::clone(&rung)));
+        let listening = Listener::start(listen(Arc::clone(env), room, Arc::clone(&rung)));
         Self { rung, has_room, listening }
     }
 
@@ -39,21 +35,13 @@ impl Doorbell {
     }
 
     /// Ends, with its use of the agent's driver.
-    pub(crate) async fn close(mut self) {
-        self.listening.abort();
-        // Its result cannot fail this.
-        let _ = (&mut self.listening).await;
+    pub(crate) async fn close(self) {
+        self.listening.close().await;
     }
 
     /// Whether this agent may have room for another task.
     pub(crate) fn set_room(&self, has_room: bool) {
         self.has_room.send_if_modified(|old| std::mem::replace(old, has_room) != has_room);
-    }
-}
-
-impl Drop for Doorbell {
-    fn drop(&mut self) {
-        self.listening.abort();
     }
 }
 

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cantle_clearml::{cantle, tasks};
 use cantle_model::LeaseId;
-use cantle_node::{Command, NodeError};
+use cantle_node::{Command, NodeError, own_holder};
 use cantle_runtime::TaskUser;
 use tokio::task::spawn_blocking;
 
 use crate::command;
 use crate::environment::Environment;
+use crate::executor::limit_of;
 use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
 use crate::task_user::remove_workspace;
 
@@ -26,6 +27,8 @@ pub(crate) struct Entry {
     pub(crate) stop: Option<Stop>,
     /// How it ended, as far as this agent knows.
     pub(crate) outcome: Option<Outcome>,
+    /// Its `job.json` does not name this agent yet: the disk had no room for that.
+    names_former_agent: bool,
     /// How much of its output the server has, as far as this agent knows.
     sent_bytes: AtomicU64,
 }
@@ -33,7 +36,33 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(dir: TaskFiles, job: TaskRecord, stop: Option<Stop>) -> Self {
         let sent_bytes = AtomicU64::new(dir.sent_bytes());
-        Self { dir, job, stop, outcome: None, sent_bytes }
+        Self { dir, job, stop, outcome: None, names_former_agent: false, sent_bytes }
+    }
+
+    /// Writes down that this agent answers for the task of a former one. Where the disk has no room for that, the next scan tries again:
+    /// the task runs meanwhile, and only an agent of other GPUs that starts until then could take it as well.
+    pub(crate) fn take_over(&mut self) -> Result<(), NodeError> {
+        self.job.daemon = own_holder();
+        match self.dir.write(&self.job) {
+            Ok(()) => self.names_former_agent = false,
+            Err(error) if error.is_out_of_room() => {
+                if !self.names_former_agent {
+                    tracing::warn!(%error, "a task that was taken over still names its former agent");
+                }
+                self.names_former_agent = true;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// See [`Entry::take_over`].
+    pub(crate) fn take_over_again(&mut self) {
+        if self.names_former_agent
+            && let Err(error) = self.take_over()
+        {
+            tracing::error!(%error, "a task that was taken over still names its former agent");
+        }
     }
 
     /// How much of its output the server has. On a full disk the file does not know, and what was sent must not be sent forever.
@@ -57,6 +86,7 @@ impl Entry {
     ) -> Result<Command, NodeError> {
         let mut command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
         self.job.name.clone_from(&task.name);
+        self.job.time_limit = limit_of(task);
         // A container has directories of its own.
         if command::is_sdk(&command.argv) && env.config.docker.is_none() {
             self.job.workspace = env.config.sdk.of_user(user.as_ref()).workspace(&self.job.lease);
@@ -97,6 +127,7 @@ impl Entry {
             quota_milli: None,
             exit_code: outcome.and_then(|outcome| outcome.code),
             message: outcome.and_then(|outcome| outcome.message.clone()),
+            measured: outcome.map(|outcome| outcome.measured).unwrap_or_default(),
         }
     }
 }
@@ -131,6 +162,10 @@ impl<T> Tasks<T> {
 
     pub(crate) fn get(&self, lease: &LeaseId) -> Option<&T> {
         self.0.get(lease)
+    }
+
+    pub(crate) fn get_mut(&mut self, lease: &LeaseId) -> Option<&mut T> {
+        self.0.get_mut(lease)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {

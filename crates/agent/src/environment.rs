@@ -7,7 +7,7 @@ use cantle_clearml::Client;
 use cantle_clearml::cantle::EventView;
 use cantle_clearml::events::ReportedEvent;
 use cantle_driver::Driver;
-use cantle_model::{Gpu, LeaseId};
+use cantle_model::{Gpu, LeaseId, Measured};
 use cantle_node::clock::now_ms;
 use cantle_node::{ComputeArbiter, Launcher, NodeStore};
 use cantle_runtime::Engine;
@@ -69,6 +69,11 @@ impl Environment {
         job.worker.as_deref().unwrap_or(&self.worker)
     }
 
+    /// What the task of a lease has used until now.
+    pub(crate) fn measured(&self, lease: &LeaseId) -> Measured {
+        cantle_node::measured(&self.node.slice_dir(lease))
+    }
+
     /// Frees a lease whose task has no process any more.
     pub(crate) fn free(&self, lease: &LeaseId) {
         let freed = self.node.lock().and_then(|locked| match locked.lease(lease)? {
@@ -79,6 +84,6 @@ impl Environment {
             // The sweep before the next plan tries again.
             tracing::error!(%error, %lease, "a slice is not free yet");
         }
-        self.journal.set_node_changed(true);
+        self.journal.note_node_changed();
     }
 }

@@ -41,13 +41,14 @@ impl Journal {
         push_bounded(&mut self.unsent().log_lines, line);
     }
 
-    /// Something happened (or, with false, was reported) that the server is to know at once.
-    pub(crate) fn set_node_changed(&self, changed: bool) {
-        self.unsent().node_changed = changed;
+    /// Something happened that the server is to know at once.
+    pub(crate) fn note_node_changed(&self) {
+        self.unsent().node_changed = true;
     }
 
-    pub(crate) fn node_changed(&self) -> bool {
-        self.unsent().node_changed
+    /// Whether something happened since the last call.
+    pub(crate) fn take_node_changed(&self) -> bool {
+        std::mem::take(&mut self.unsent().node_changed)
     }
 
     /// Sends everything. Records that the server did not accept stay for the next attempt.

@@ -223,6 +223,7 @@ mod tests {
             memory_used_bytes: 3 << 30,
             mig: None,
             enforcement: None,
+            enforced_by: Vec::new(),
             processes: Vec::new(),
         };
         GpuView {

@@ -57,6 +57,21 @@ fn fitting_gpus(config: &AgentConfig) -> Result<(Arc<dyn Driver>, Vec<Gpu>), Age
     Ok((driver, gpus))
 }
 
+/// Starts tasks as the settings say; refused if these require a limit of the driver that it does not have.
+fn launcher(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    gpus: &[Gpu],
+    config: &AgentConfig,
+) -> Result<Launcher, NodeError> {
+    let launcher = Launcher::new(driver, &config.lib_dir, node, config.wish)?;
+    let launcher = launcher.with_privileges(config.privileges).with_enforce(config.enforce);
+    if launcher.check_enforce(driver, gpus, config.docker.is_some())? {
+        tracing::info!("the driver enforces the memory limits of tasks too");
+    }
+    Ok(launcher)
+}
+
 pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError> {
     let (driver, mut gpus) = fitting_gpus(&config)?;
     let engine = match &config.docker {
@@ -69,17 +84,18 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     let worker = config.worker();
     let node_name = node_name(&config, driver.as_ref(), &gpus)?;
     let server = Client::with_tls(&config.server, config.credentials.clone(), &config.tls)?;
+    let server = server.renewed_from(config.key_source.clone());
     let node = NodeStore::open(&config.node_dir())?;
     let queues = Vigil::new(driver.as_ref(), &gpus, &node).queues(&server, &mut config).await?;
     if is_cantle(&server, &node_name).await? {
         config.hosts.complete(&config.server);
     }
     let authorities = authorities::for_tasks(&config.tls, &config.server, &config.state_dir)?;
-    let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
-    let launcher = launcher.with_privileges(config.privileges);
+    let launcher = launcher(driver.as_ref(), &node, &gpus, &config)?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, cantle_node::own_holder(), &gpus, given)?;
-    let claim = claim.with_task_user(&node, config.task_user.describe())?;
+    let claim = claim.with_task_user(&node, config.whose_tasks())?;
+    node.set_parked_memory(config.parked_memory)?;
     let meter = Meter::new(&node_name);
     if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config, &meter.mig()) {
         claim.release(&node)?;
@@ -104,7 +120,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         return Err(error.into());
     }
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
-    tracing::info!("tasks run as {}", config.task_user.describe());
+    tracing::info!("tasks run as {}", config.whose_tasks());
     let history = History::open(&config.state_dir, &worker);
     let compute = ComputeArbiter::start(&node);
     let env = Environment {

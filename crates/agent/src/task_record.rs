@@ -9,12 +9,13 @@
 //! stop.json     why the agent stops it                   before it is signaled
 //! outcome.json  how it ended                             before the report to the server
 //! sent          bytes of the output that the server has
+//! spare         the space of `outcome.json`, for a disk that is full at the end
 //! ```
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{Holder, LeaseId, QueueId, Slice, TaskId};
+use cantle_model::{Holder, LeaseId, Measured, QueueId, Slice, TaskId, TimeLimit};
 use cantle_node::{Command, NodeError};
 use cantle_runtime::TaskDirectory;
 use cantle_runtime::files::{self, Durability, FileError};
@@ -25,6 +26,9 @@ const RECORD: &str = "job.json";
 const STOP: &str = "stop.json";
 const OUTCOME: &str = "outcome.json";
 const SENT: &str = "sent";
+const SPARE: &str = "spare";
+/// Enough for an outcome on any file system.
+const SPARE_BYTES: usize = 4 << 10;
 
 /// A task and what it was given: the contents of `job.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,17 +61,26 @@ pub(crate) struct TaskRecord {
     /// The directory in which ClearML's agent sets it up; it is removed with these files.
     #[serde(default)]
     pub(crate) workspace: Option<PathBuf>,
+    /// How long it may run, from `started_ms` on.
+    #[serde(default)]
+    pub(crate) time_limit: Option<TimeLimit>,
+    /// When its first process was started, in milliseconds since 1970.
+    #[serde(default)]
+    pub(crate) started_ms: Option<i64>,
     /// The command; known as soon as the task is claimed and about to start.
     pub(crate) command: Option<Command>,
 }
 
 /// How a task ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// Its exit code; 128 + N for signal N; 125 to 127 if it could not be started. `None` if no process saw the end.
     pub(crate) code: Option<i32>,
     /// Further facts to report.
     pub(crate) message: Option<String>,
+    /// What it used.
+    #[serde(default)]
+    pub(crate) measured: Measured,
 }
 
 /// Why the agent stops a task.
@@ -102,6 +115,8 @@ impl TaskFiles {
     pub(crate) fn create(parent: &Path, record: &TaskRecord) -> Result<Self, NodeError> {
         let dir = Self(TaskDirectory::create(parent.join(&record.lease.0))?);
         dir.write(record)?;
+        let spare = dir.0.owner_file(SPARE);
+        fs::write(&spare, [0; SPARE_BYTES]).map_err(|why| FileError::new(&spare, why))?;
         // The directory is new: its own name has to last as well.
         files::sync_directory(parent)?;
         Ok(dir)
@@ -134,7 +149,10 @@ impl TaskFiles {
     }
 
     pub(crate) fn set_outcome(&self, outcome: &Outcome) -> Result<(), NodeError> {
-        self.save(OUTCOME, outcome)
+        self.save(OUTCOME, outcome).or_else(|_| {
+            files::remove(&self.0.owner_file(SPARE))?;
+            self.save(OUTCOME, outcome)
+        })
     }
 
     pub(crate) fn outcome(&self) -> Result<Option<Outcome>, NodeError> {
@@ -195,6 +213,8 @@ mod tests {
             claimed: false,
             run: None,
             workspace: None,
+            time_limit: None,
+            started_ms: None,
             command: None,
         }
     }
@@ -212,7 +232,7 @@ mod tests {
         assert!(!tasks.join("c").exists());
 
         assert_eq!(dir.outcome().unwrap(), None);
-        let outcome = Outcome { code: Some(3), message: None };
+        let outcome = Outcome { code: Some(3), message: None, measured: Measured::default() };
         dir.set_outcome(&outcome).unwrap();
         assert_eq!(dir.outcome().unwrap(), Some(outcome));
         assert_eq!(dir.sent_bytes(), 0);
@@ -232,6 +252,33 @@ mod tests {
         assert_eq!(entry.sent_bytes(), 70_000);
     }
 
+    /// A disk of its own for the test that starts itself again with this variable.
+    const SMALL_DISK: &str = "CANTLE_TEST_SMALL_DISK";
+
+    #[test]
+    fn the_result_of_a_task_has_space_on_a_full_disk() {
+        let Some(disk) = std::env::var_os(SMALL_DISK) else {
+            let root = tempfile::tempdir().unwrap();
+            let script = "mount -t tmpfs -o size=64k tmpfs \"$0\" && exec \"$1\" --exact \"$2\" --nocapture";
+            let mut inside = std::process::Command::new("unshare");
+            inside.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
+            inside.arg(root.path()).arg(std::env::current_exe().unwrap());
+            inside.arg("task_record::tests::the_result_of_a_task_has_space_on_a_full_disk");
+            let done = inside.env(SMALL_DISK, root.path()).output().unwrap();
+            assert!(done.status.success(), "{done:?}");
+            return;
+        };
+        let dir = TaskFiles::create(Path::new(&disk), &record("a")).unwrap();
+        let filler = Path::new(&disk).join("filler");
+        let full = fs::write(&filler, [0; 65 << 10]).unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        assert!(dir.set_stop(&Stop::Aborted).is_err(), "the control: there is no space");
+        let outcome =
+            Outcome { code: Some(3), message: Some("not started".to_owned()), ..Outcome::default() };
+        dir.set_outcome(&outcome).unwrap();
+        assert_eq!(dir.outcome().unwrap(), Some(outcome));
+    }
+
     #[test]
     fn a_damaged_file_is_an_error_that_names_it() {
         let root = tempfile::tempdir().unwrap();
@@ -242,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_agents_files_are_none_of_the_runtimes() {
-        for name in [RECORD, STOP, OUTCOME, SENT] {
+        for name in [RECORD, STOP, OUTCOME, SENT, SPARE] {
             assert!(!TaskDirectory::FILES.contains(&name), "{name}");
         }
     }

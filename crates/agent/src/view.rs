@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use cantle_clearml::SuspendedView;
 use cantle_clearml::cantle::{ComputeView, GpuView, ProcessView, SliceView};
 use cantle_ledger::host::{Observer, SliceUse};
 use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
@@ -19,6 +20,18 @@ pub(crate) fn gpus(node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
     });
     leases.sort_by(|a, b| (a.placed_ms, &a.id).cmp(&(b.placed_ms, &b.id)));
     gpus.iter().map(|gpu| gpu_view(node, gpu, &leases)).collect()
+}
+
+/// The suspended tasks among these leases.
+pub(crate) fn suspended(leases: &[Lease]) -> Vec<SuspendedView> {
+    let out = cantle_node::suspended(leases);
+    out.map(|(lease, suspension)| SuspendedView {
+        task: lease.task.0.clone(),
+        parked_bytes: suspension.parked_bytes,
+        since: jiff::Timestamp::from_millisecond(suspension.since_ms)
+            .map_or_else(|_| String::new(), |time| time.to_string()),
+    })
+    .collect()
 }
 
 fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
@@ -61,6 +74,7 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
         memory_used_bytes: on_gpu.map_or(0, |(now, at)| now.gpus[at].used_bytes()),
         mig: slice.mig.clone(),
         enforcement: lease.enforcement,
+        enforced_by: lease.enforced_by(slice),
         processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
         compute: compute_view(node, lease),
     }
@@ -128,7 +142,7 @@ mod tests {
     #[test]
     fn of_many_processes_the_biggest_that_live_are_shown() {
         use cantle_ledger::host::ProcessUse;
-        let process = |pid, bytes, alive| ProcessUse { pid, alive, held_bytes: vec![0, bytes] };
+        let process = |pid, bytes, alive| ProcessUse { pid, alive, held_bytes: vec![0, bytes], uses: 0 };
         let mut all: Vec<_> =
             (1..=40).map(|pid| process(pid + 1_000_000_000, u64::from(pid), true)).collect();
         all.extend([process(7, 900, false), process(8, 0, true)]);

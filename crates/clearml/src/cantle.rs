@@ -2,10 +2,15 @@
 
 use std::fmt;
 
-use cantle_model::{ComputeMode, Enforcement, GpuMode, MigInstance, Milli, Slice, TaskStatus};
+use cantle_model::{
+    ComputeMode, Enforcement, GpuMode, LimitBackend, Measured, MigInstance, Milli, Slice, TaskStatus,
+    TimeLimit,
+};
 use serde::{Deserialize, Serialize};
 
+use crate::ArrayView;
 use crate::Empty;
+use crate::SuspendedView;
 use crate::wire::{endpoint, one_or_many};
 
 /// `cantle.report_node`: the agent calls it at each change and at least every [`ReportNode::interval_ms`].
@@ -22,6 +27,9 @@ pub struct ReportNode {
     /// Tasks that it considered and could not start, with the reason.
     #[serde(default)]
     pub waiting: Vec<WaitReport>,
+    /// Its tasks that are suspended: they hold none of its GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub suspended: Vec<SuspendedView>,
     /// A node that is silent for longer than a few of these intervals counts as gone.
     pub interval_ms: u64,
 }
@@ -76,6 +84,9 @@ pub struct SliceView {
     /// How the limit is enforced; absent until the task has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
+    /// What enforces the memory limit, the strongest first; absent until the task has started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub enforced_by: Vec<LimitBackend>,
     /// The task's processes that hold memory of it, largest first. Of many processes only the largest are listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcessView>,
@@ -203,6 +214,9 @@ pub struct ReportTask {
     /// Why it ended so: one line for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// What it used, once it has ended.
+    #[serde(flatten)]
+    pub measured: Measured,
 }
 endpoint!("cantle.report_task", ReportTask => Empty);
 
@@ -227,6 +241,10 @@ pub struct GetTasks {
     pub user: Option<String>,
     /// Only those of the caller.
     pub mine: bool,
+    /// Only the tasks of this array, by its id. Without it, and without `id`, `find` and `status`, those tasks of arrays are left out
+    /// that do not run: the array stands for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array: Option<String>,
     /// Maximum number of tasks; 500 by default.
     pub limit: Option<u64>,
     /// Only tasks made before this one, by its id: the last task of an answer leads to the next ones.
@@ -275,6 +293,12 @@ pub struct TaskView {
     pub started: Option<String>,
     /// RFC 3339.
     pub ended: Option<String>,
+    /// How long its run may last, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_limit_s: Option<TimeLimit>,
+    /// How far it is, if it is an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayView>,
 }
 
 /// `cantle.get_runs`: every time that a task ran, the first one first.
@@ -308,6 +332,9 @@ pub struct RunView {
     pub milli: u32,
     /// Its memory limit, over all its GPUs.
     pub memory_limit_bytes: u64,
+    /// What it used, once it has ended.
+    #[serde(flatten)]
+    pub measured: Measured,
     /// When an agent took the task, RFC 3339.
     pub taken: Option<String>,
     /// When the task began to run, RFC 3339.
@@ -352,6 +379,12 @@ pub struct QueueView {
     /// Seconds of silence of a node after which its task is queued again; absent: the node holds the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requeue_after_s: Option<u64>,
+    /// The longest time that its tasks may run, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_time_s: Option<TimeLimit>,
+    /// The time of tasks that ask for none, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_time_s: Option<TimeLimit>,
 }
 
 /// An event: something that happened and was recorded.

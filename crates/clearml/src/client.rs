@@ -10,15 +10,17 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::events::{AddBatch, AddBatchReply, ReportedEvent};
+use crate::exec::{EXEC_PROTOCOL, ExecSide, exec_path};
+use crate::keys::Keys;
 use crate::tls::{ClientTls, explain};
-use crate::{Credentials, Envelope, Proof, Request, WireError, without_nulls};
+use crate::{Credentials, Envelope, KeySource, Proof, Request, WireError, without_nulls};
 
 /// A client of a ClearML server. It logs in at the first call, and again when the server refuses its token.
 #[derive(Debug)]
 pub struct Client {
     http: reqwest::Client,
     url: String,
-    credentials: Credentials,
+    keys: Keys,
     token: Mutex<Option<String>>,
     /// A token that somebody else renews.
     token_file: Option<PathBuf>,
@@ -60,8 +62,15 @@ impl Client {
                 .pool_idle_timeout(IDLE)
         };
         let http = tls.build(settings, parsed.scheme())?.map_err(|source| unreachable(&url, source))?;
-        let token = Mutex::default();
-        Ok(Self { http, url, credentials, token, token_file: None, lacking: Mutex::default() })
+        let (keys, token) = (Keys::new(credentials, None), Mutex::default());
+        Ok(Self { http, url, keys, token, token_file: None, lacking: Mutex::default() })
+    }
+
+    /// The same client, which looks for another key pair before each call. It goes over to a pair that the server accepts, so the
+    /// old pair can be revoked while the client works.
+    #[must_use]
+    pub fn renewed_from(self, source: Option<KeySource>) -> Self {
+        Self { keys: Keys::new(self.keys.used(), source), ..self }
     }
 
     /// A client that has a token in place of keys. It can't get another one: once the server refuses it, calls fail.
@@ -183,32 +192,89 @@ impl Client {
         content_type: &'static str,
         body: String,
     ) -> Result<Value, WireError> {
-        if let Some(path) = &self.token_file {
-            // It is renewed before it ends.
-            let token = std::fs::read_to_string(path);
-            let token = token.map_err(|source| WireError::File { path: path.clone(), source })?;
-            return self.post(endpoint, content_type, body, &format!("Bearer {}", token.trim())).await;
+        if let Some(token) = self.token_of_file()? {
+            return self.post(endpoint, content_type, body, &format!("Bearer {token}")).await;
         }
+        self.renew_keys().await;
         let (token, fresh) = match self.known_token() {
             Some(token) => (token, false),
             None => (self.log_in().await?, true),
         };
         match self.post(endpoint, content_type, body.clone(), &format!("Bearer {token}")).await {
             // The token may have expired, or the server may have a new secret: log in again, once.
-            Err(WireError::Unauthorized { .. }) if !fresh && !self.credentials.access_key.is_empty() => {
-                let token = self.log_in().await?;
+            Err(WireError::Unauthorized { .. }) if !fresh && !self.keys.used().access_key.is_empty() => {
+                let token = self.log_in().await.inspect_err(|_| self.keys.try_all_again())?;
                 self.post(endpoint, content_type, body, &format!("Bearer {token}")).await
             }
             answer => answer,
         }
     }
 
+    /// Connects to one end of a command in a task. The connection lasts until one side closes it.
+    ///
+    /// # Errors
+    /// See [`WireError`]. A server without such commands answers that there is none.
+    pub async fn connect(&self, exec: &str, side: ExecSide) -> Result<reqwest::Upgraded, WireError> {
+        let lost = |source: reqwest::Error| unreachable(&self.url, source);
+        let path = exec_path(exec, side);
+        let request = self.http.get(format!("{}/{path}", self.url));
+        let request = request.header("Connection", "upgrade").header("Upgrade", EXEC_PROTOCOL);
+        let request = request.header("Authorization", self.authorization().await?);
+        let response = request.send().await.map_err(lost)?;
+        let status = response.status().as_u16();
+        if status == 101 {
+            return response.upgrade().await.map_err(lost);
+        }
+        let bytes = response.bytes().await.map_err(lost)?;
+        match serde_json::from_slice(&bytes) {
+            Ok(Envelope { meta, .. }) if meta.result_code >= 400 => {
+                Err(refused(&path, meta.result_code, meta.result_subcode, meta.result_msg))
+            }
+            _ => Err(self.odd(
+                &path,
+                format!("HTTP status {status}: the server, or a proxy, does not change the protocol"),
+            )),
+        }
+    }
+
+    /// For a call that is not repeated: the token of a call shortly before.
+    async fn authorization(&self) -> Result<String, WireError> {
+        let token = match self.token_of_file()?.or_else(|| self.known_token()) {
+            Some(token) => token,
+            None => self.log_in().await?,
+        };
+        Ok(format!("Bearer {token}"))
+    }
+
+    /// The token of a client that has it from a file. It is renewed there before it ends.
+    fn token_of_file(&self) -> Result<Option<String>, WireError> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let token = std::fs::read_to_string(path);
+        let token = token.map_err(|source| WireError::File { path: path.clone(), source })?;
+        Ok(Some(token.trim().to_owned()))
+    }
+
     fn known_token(&self) -> Option<String> {
         self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Goes over to another key pair, if there is one and the server accepts it.
+    async fn renew_keys(&self) {
+        let Some(offered) = self.keys.offered() else { return };
+        match self.log_in_with(&offered).await {
+            Ok(_) => self.keys.take(offered),
+            Err(WireError::Unauthorized { .. }) => self.keys.refuse(offered),
+            // The call itself meets the same difficulty, and reports it.
+            Err(_) => {}
+        }
+    }
+
     async fn log_in(&self) -> Result<String, WireError> {
-        let Credentials { access_key, secret_key } = &self.credentials;
+        self.log_in_with(&self.keys.used()).await
+    }
+
+    async fn log_in_with(&self, keys: &Credentials) -> Result<String, WireError> {
+        let Credentials { access_key, secret_key } = keys;
         let shown = match self.known_token().filter(|_| access_key.is_empty()) {
             Some(token) => format!("Bearer {token}"),
             None => format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}"))),

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use cantle_model::{
-    Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation, Milli, RequestError, TaskTerms,
+    AfterList, ArrayError, ArraySpec, Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation, Milli,
+    RequestError, TaskTerms, TimeLimit,
 };
 use serde_json::Value;
 
+use crate::shell::shell_words;
 use crate::tasks::{HyperParams, Param};
 
 /// cantle's section of a task's parameters.
@@ -36,6 +38,59 @@ pub struct TaskRequest {
     pub priority: i32,
     /// It is never stopped for another task, so it must fit its project's quota.
     pub non_preemptible: bool,
+    /// How long it may run; its queue decides if absent.
+    pub time: Option<TimeLimit>,
+    /// The tasks that end before it starts.
+    pub after: AfterList,
+    /// The tasks that are made of it instead of running it.
+    pub array: Option<ArraySpec>,
+    /// Of which array it is a task.
+    pub element: Option<ArrayElement>,
+    /// The receivers of its owner that get notices of it, by name.
+    pub notify: Vec<String>,
+    /// The secrets of its owner that are in its environment, by name.
+    pub secrets: Vec<String>,
+}
+
+/// The place of a task in an array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayElement {
+    /// Id of the array.
+    pub array: String,
+    /// Its index.
+    pub index: u64,
+}
+
+impl ArrayElement {
+    /// The variables that tell a program which one it is.
+    #[must_use]
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        [("CANTLE_ARRAY_ID", self.array.clone()), ("CANTLE_ARRAY_INDEX", self.index.to_string())]
+    }
+
+    /// Makes the parameters of an array those of its task.
+    pub fn put_into(&self, params: &mut HyperParams) {
+        let section = params.entry(SECTION.to_owned()).or_default();
+        ["array", "after", "notify"].iter().for_each(|name| drop(section.remove(*name)));
+        for (name, value) in [("array_id", self.array.clone()), ("array_index", self.index.to_string())] {
+            section.insert(name.to_owned(), param(name, value));
+        }
+    }
+}
+
+/// What of a task's request the server acts on itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestedFlow {
+    /// How long it may run.
+    pub time: Option<TimeLimit>,
+    /// The tasks that end before it starts.
+    pub after: AfterList,
+    /// The tasks that are made of it.
+    pub array: Option<ArraySpec>,
+    /// The receivers of notices, by name.
+    pub notify: Vec<String>,
+    /// The secrets, by name.
+    pub secrets: Vec<String>,
 }
 
 impl TaskRequest {
@@ -47,7 +102,7 @@ impl TaskRequest {
         let Some(section) = params.get(SECTION) else {
             return Ok(None);
         };
-        let text = |name: &str| section.get(name).map(|p| p.value.trim()).filter(|v| !v.is_empty());
+        let text = text_of(section);
         let command = match text("command") {
             None => Vec::new(),
             Some(json) => {
@@ -66,7 +121,26 @@ impl TaskRequest {
             memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
             priority: parsed("priority", text("priority"), "a whole number", |n| n)?,
             non_preemptible: parsed("non_preemptible", text("non_preemptible"), "true or false", |b| b)?,
+            time: time(text)?,
+            after: after(text)?,
+            array: array(text)?,
+            element: element(text)?,
+            notify: names(text("notify")),
+            secrets: names(text("secret")),
         }))
+    }
+
+    /// Only how long a task with these parameters may run, what it waits for, and whether it is an array: the server has to know that,
+    /// whatever else is wrong with the task.
+    ///
+    /// # Errors
+    /// Names the parameter that is wrong.
+    pub fn flow_of(params: &HyperParams) -> Result<RequestedFlow, TaskRequestError> {
+        let none = BTreeMap::new();
+        let text = text_of(params.get(SECTION).unwrap_or(&none));
+        let (time, after, array) = (time(text)?, after(text)?, array(text)?);
+        let (notify, secrets) = (names(text("notify")), names(text("secret")));
+        Ok(RequestedFlow { time, after, array, notify, secrets })
     }
 
     /// The parameters that carry this request in a task.
@@ -74,9 +148,7 @@ impl TaskRequest {
     pub fn to_hyperparams(&self) -> HyperParams {
         let mut section = BTreeMap::new();
         let mut put = |name: &str, value: String| {
-            let (section_name, name) = (SECTION.to_owned(), name.to_owned());
-            let param = Param { section: section_name, name: name.clone(), value, ..Param::default() };
-            section.insert(name, param);
+            section.insert(name.to_owned(), param(name, value));
         };
         if !self.command.is_empty() {
             put("command", Value::from(self.command.clone()).to_string());
@@ -115,6 +187,25 @@ impl TaskRequest {
         if self.non_preemptible {
             put("non_preemptible", "true".to_owned());
         }
+        if let Some(time) = self.time {
+            put("time", time.to_string());
+        }
+        if !self.after.0.is_empty() {
+            put("after", self.after.to_string());
+        }
+        if let Some(array) = &self.array {
+            put("array", array.to_string());
+        }
+        if !self.notify.is_empty() {
+            put("notify", self.notify.join(","));
+        }
+        if !self.secrets.is_empty() {
+            put("secret", self.secrets.join(","));
+        }
+        if let Some(ArrayElement { array, index }) = &self.element {
+            put("array_id", array.clone());
+            put("array_index", index.to_string());
+        }
         HyperParams::from([(SECTION.to_owned(), section)])
     }
 
@@ -136,10 +227,42 @@ impl TaskRequest {
     }
 }
 
-/// Words as one line that a shell splits into the same words.
-#[must_use]
-pub fn shell_words(words: &[String]) -> String {
-    words.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" ")
+/// The values of a section; one that was emptied counts as absent.
+fn text_of<'a>(section: &'a BTreeMap<String, Param>) -> impl Fn(&str) -> Option<&'a str> + Copy {
+    move |name| section.get(name).map(|param| param.value.trim()).filter(|value| !value.is_empty())
+}
+
+fn param(name: &str, value: String) -> Param {
+    Param { section: SECTION.to_owned(), name: name.to_owned(), value, ..Param::default() }
+}
+
+fn array<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<ArraySpec>, TaskRequestError> {
+    let given = text("array");
+    given.map(|text| text.parse().map_err(TaskRequestError::Array)).transpose()
+}
+
+fn element<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<ArrayElement>, TaskRequestError> {
+    let Some(array) = text("array_id") else { return Ok(None) };
+    let index = parsed("array_index", text("array_index"), "the index of the task in its array", Some)?;
+    Ok(index.map(|index| ArrayElement { array: array.to_owned(), index }))
+}
+
+/// A list with commas.
+fn names(text: Option<&str>) -> Vec<String> {
+    text.into_iter().flat_map(|names| names.split(',')).map(|name| name.trim().to_owned()).collect()
+}
+
+fn time<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<TimeLimit>, TaskRequestError> {
+    parsed("time", text("time"), "a run time such as 2h or 1h30m", Some)
+}
+
+fn after<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<AfterList, TaskRequestError> {
+    parsed(
+        "after",
+        text("after"),
+        "ok:TASK, any:TASK or fail:TASK, several with commas between them",
+        |list| list,
+    )
 }
 
 fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuRequest>, TaskRequestError> {
@@ -227,14 +350,6 @@ fn quantity(Bytes(bytes): Bytes) -> String {
     format!("{}G", decimal.trim_end_matches('0').trim_end_matches('.'))
 }
 
-fn shell_quote(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 /// Why a task's parameters are not a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TaskRequestError {
@@ -251,6 +366,9 @@ pub enum TaskRequestError {
         /// How.
         source: RequestError,
     },
+    /// The array is none.
+    #[error("parameter cantle/array: {0}")]
+    Array(ArrayError),
     /// The request for compute is wrong.
     #[error("parameters of section cantle: {0}")]
     Compute(#[from] ComputeError),
@@ -281,6 +399,19 @@ mod tests {
     }
 
     #[test]
+    fn the_task_of_an_array_is_none_itself() {
+        let after = "ok:a".parse().unwrap();
+        let array = TaskRequest { array: Some("0-9".parse().unwrap()), after, ..TaskRequest::default() };
+        let mut params = array.to_hyperparams();
+        let element = ArrayElement { array: "id".to_owned(), index: 3 };
+        element.put_into(&mut params);
+        let found = TaskRequest::from_hyperparams(&params).unwrap().unwrap();
+        assert_eq!(found, TaskRequest { element: Some(element.clone()), ..TaskRequest::default() });
+        let env = [("CANTLE_ARRAY_ID", "id".to_owned()), ("CANTLE_ARRAY_INDEX", "3".to_owned())];
+        assert_eq!(element.environment(), env);
+    }
+
+    #[test]
     fn requests_survive_the_parameters() {
         let command = vec!["sh".to_owned(), "-c".to_owned(), "echo 'a b' \"ü\"\n".to_owned()];
         for gpu in [
@@ -307,6 +438,12 @@ mod tests {
                 memory_bytes: 16 << 30,
                 priority: -3,
                 non_preemptible: true,
+                time: TimeLimit::of_seconds(5400),
+                after: "ok:a,any:b".parse().unwrap(),
+                array: Some("0-99:3%8".parse().unwrap()),
+                element: Some(ArrayElement { array: "abc".to_owned(), index: 7 }),
+                notify: vec!["mail".to_owned(), "lab".to_owned()],
+                secrets: vec!["TOKEN".to_owned(), "B".to_owned()],
             });
         }
         round_trip(&TaskRequest::default());
@@ -338,6 +475,9 @@ mod tests {
         assert!(says(&[("memory", "16")]).contains("a quantity such as 16Gi"));
         assert!(says(&[("priority", "high")]).contains("a whole number"));
         assert!(says(&[("non_preemptible", "yes")]).contains("true or false"));
+        assert!(says(&[("time", "two")]).contains("cantle/time is \"two\"; write a run time such as 2h"));
+        assert!(says(&[("after", "a")]).contains("cantle/after is \"a\"; write ok:TASK"));
+        assert!(says(&[("array", "9-0")]).contains("cantle/array: array 9-0: the indices have to ascend"));
         assert_eq!(with(&[("gpu", " ")]).unwrap().unwrap().gpu, None, "emptied in the web page");
     }
 

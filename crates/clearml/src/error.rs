@@ -107,6 +107,7 @@ impl WireError {
             Self::Refused { code: 400, subcode: subcode::OTHER_SIZE, .. } => {
                 "leave the size out, or choose a queue that takes it: cantle nodes -o wide shows the queues of each node"
             }
+            Self::Refused { code: 403, subcode: subcode::INVALID_SECRET, .. } => return Vec::new(),
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
             }
@@ -143,8 +144,16 @@ impl WireError {
 }
 
 /// Refusals whose words say everything: the call adds nothing for people.
-const PLAIN: [u32; 4] =
-    [subcode::INVALID_USER, subcode::INVALID_POOL, subcode::POOL_IN_USE, subcode::OTHER_SIZE];
+const PLAIN: [u32; 8] = [
+    subcode::INVALID_USER,
+    subcode::INVALID_POOL,
+    subcode::POOL_IN_USE,
+    subcode::OTHER_SIZE,
+    subcode::OVER_TIME,
+    subcode::NEVER_MET,
+    subcode::INVALID_SECRET,
+    subcode::INVALID_RECEIVER,
+];
 
 /// The text of a refusal. If the server adds a sentence after the name of the code, as in `Validation error (no project
 /// "x")`, the sentence is enough for a user; otherwise the call and the codes are more helpful.

@@ -14,6 +14,10 @@ pub const SCALAR: &str = "training_stats_scalar";
 /// reports of a run that no longer holds its task.
 pub const RUN_LEASE: &str = "cantle_lease";
 
+/// A field of pieces of log that cantle's agents send to a cantle server: where the piece begins and ends in the output of the run, in bytes,
+/// as `[begin, end]`. The server keeps each part of the output once.
+pub const RUN_OUTPUT: &str = "cantle_output";
+
 /// One line of `events.add_batch`: a piece of log, a scalar, or something that is kept unchanged (plots, images).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReportedEvent {
@@ -72,6 +76,13 @@ impl ReportedEvent {
         self.more.insert(RUN_LEASE.to_owned(), Value::String(lease.to_owned()));
         self
     }
+
+    /// The same, as a part of the piece of the run's output between these bytes.
+    #[must_use]
+    pub fn of_output(mut self, begin_bytes: u64, end_bytes: u64) -> Self {
+        self.more.insert(RUN_OUTPUT.to_owned(), Value::from(vec![begin_bytes, end_bytes]));
+        self
+    }
 }
 
 /// `events.add_batch`. Its body is not one JSON value but one per line, so it is sent with `Client::add_batch`.
@@ -93,6 +104,9 @@ pub struct AddBatchReply {
     pub errors: u64,
     /// Why, by message; an object, never a list (clients check).
     pub errors_info: Map<String, Value>,
+    /// cantle's own: a piece of a run's output was not kept, because the server has the output up to here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_bytes: Option<u64>,
 }
 
 /// `events.get_task_log`: pages through a task's output.

@@ -1,6 +1,10 @@
 //! `cantle.*` about runs whose node may be gone for good: agents renew the lease of a run, and each queue has a policy for
 //! runs that are no longer renewed.
 
+use std::collections::BTreeMap;
+use std::fmt;
+
+use cantle_model::Slice;
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -48,6 +52,22 @@ pub struct RenewedLease {
     pub fence_ms: Option<u64>,
 }
 
+/// `cantle.report_slices`: from the agent of a running task whose slices have changed, because it was moved, suspended, or given another
+/// size. The node has decided that already, so no quota is checked. The call may be repeated.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReportSlices {
+    /// The task's id.
+    pub task: String,
+    /// Its node.
+    pub node: String,
+    /// Under which lease.
+    pub lease: String,
+    /// What it holds now; none while it is suspended.
+    #[serde(default)]
+    pub slices: Vec<Slice>,
+}
+endpoint!("cantle.report_slices", ReportSlices => Empty);
+
 /// `cantle.end_fenced`: from an agent whose task was ended because its lease could not be renewed. If the lease still holds
 /// the task, it is the first of its queue again; if not, nothing happens. So the call may be repeated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,13 +90,26 @@ pub struct GetTaskToken {
 endpoint!("cantle.get_task_token", GetTaskToken => TaskToken);
 
 /// Answer of `cantle.get_task_token`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskToken {
     /// It acts for the task's owner, changes this task and those made by it alone, and ends with the lease.
     pub token: String,
     /// Name of the user who submitted the task; empty from a server that does not report it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
+    /// The secrets of this user that the task named, by name: environment variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, String>,
+    /// A secret that the task cannot have, and why. It must not start then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_secret: Option<String>,
+}
+
+/// Without token and values: they must not get into a log.
+impl fmt::Debug for TaskToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskToken").field("user", &self.user).finish_non_exhaustive()
+    }
 }
 
 /// `cantle.set_queue`: what a queue does with tasks whose node is gone.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::TaskStatus;
+use cantle_model::{TaskStatus, TimeLimit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -62,6 +62,9 @@ pub struct Task {
     pub last_update: Option<String>,
     /// Last worker that reported for it.
     pub last_worker: Option<String>,
+    /// cantle's own: how long its present or next run may last, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cantle_time_limit_s: Option<TimeLimit>,
 }
 
 /// Code of a task.
@@ -405,6 +408,9 @@ pub struct Delete {
     pub delete_output_models: bool,
     /// Also its files on the server's own file store. ClearML's SDK deletes them itself.
     pub delete_external_artifacts: bool,
+    /// Its runs, which accounts are made of, keep neither its name nor its tags. ClearML has no such field.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cantle_forget_name: bool,
 }
 endpoint!("tasks.delete", Delete => Deleted);
 

@@ -181,6 +181,24 @@ pub struct RemoveUser {
 }
 endpoint!("cantle.remove_user", RemoveUser => Empty);
 
+/// `cantle.forget_user`: no run that has ended is this user's any more. Reports have its time on a line without a name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ForgetUser {
+    /// Name or id, also of a removed user.
+    pub user: String,
+}
+endpoint!("cantle.forget_user", ForgetUser => ForgottenUser);
+
+/// Answer of `cantle.forget_user`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ForgottenUser {
+    /// Runs that were the user's.
+    pub runs: u64,
+    /// Runs that last, and still are.
+    pub lasting: u64,
+}
+
 /// `cantle.set_user`: what a user may have at once, from now on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

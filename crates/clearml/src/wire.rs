@@ -60,6 +60,14 @@ pub mod subcode {
     pub const POOL_IN_USE: u32 = 9004;
     /// The queue gives its tasks slices of another size than this task asks for. cantle's own.
     pub const OTHER_SIZE: u32 = 9005;
+    /// The queue gives its tasks less time than this task asks for. cantle's own.
+    pub const OVER_TIME: u32 = 9006;
+    /// A dependency of the task can never be met. cantle's own.
+    pub const NEVER_MET: u32 = 9007;
+    /// The caller has no such secret. cantle's own.
+    pub const INVALID_SECRET: u32 = 9008;
+    /// The caller has no such receiver of notices. cantle's own.
+    pub const INVALID_RECEIVER: u32 = 9009;
     /// No such user. cantle's own.
     pub const INVALID_USER: u32 = 9002;
 }

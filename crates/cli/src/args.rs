@@ -5,7 +5,9 @@ use std::sync::LazyLock;
 use cantle_ledger::Layouts;
 use clap::{Parser, Subcommand};
 
+use crate::cmd::advise::AdviseArgs;
 use crate::cmd::backup::{BackupArgs, RestoreArgs};
+use crate::cmd::budget::BudgetCommand;
 use crate::cmd::check::CheckCommand;
 use crate::cmd::cluster::ClusterArg;
 use crate::cmd::controller::ControllerArgs;
@@ -13,26 +15,35 @@ use crate::cmd::credentials::CredentialsArgs;
 use crate::cmd::daemon::DaemonArgs;
 use crate::cmd::db::DbArgs;
 use crate::cmd::doctor::DoctorArgs;
+use crate::cmd::exec::ExecArgs;
 use crate::cmd::explain::ExplainArgs;
+use crate::cmd::extend::ExtendArgs;
+use crate::cmd::forward::ForwardArgs;
 use crate::cmd::image::ImageSliceArgs;
 use crate::cmd::list::{EventsArgs, TasksArgs};
 use crate::cmd::login::LoginArgs;
 use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
+use crate::cmd::notebook::NotebookArgs;
+use crate::cmd::notify::NotifyCommand;
 use crate::cmd::pools::PoolsCommand;
 use crate::cmd::queues::QueuesArgs;
 use crate::cmd::quota::QuotaCommand;
 use crate::cmd::run::{DockerRunArgs, RunArgs};
+use crate::cmd::secrets::SecretsCommand;
 use crate::cmd::server::ServerArgs;
+use crate::cmd::shell::{AttachArgs, ShellArgs};
 use crate::cmd::sim::SimCommand;
 use crate::cmd::simulate::SimulateArgs;
 use crate::cmd::submit::SubmitArgs;
+use crate::cmd::suspend::{ResizeArgs, ResumeArgs, SuspendArgs};
 use crate::cmd::task::{LogsArgs, RequeueArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
 use crate::cmd::usage::UsageArgs;
 use crate::cmd::users::{AuditArgs, UsersCommand};
+use crate::cmd::wait::WaitArgs;
 use crate::context::Global;
 
 /// Says which build this is, and whose libraries go with it. $CANTLE_COMMIT is set where packages are built.
@@ -96,20 +107,51 @@ pub(crate) enum Command {
     /// Show and set the quotas of projects
     #[command(subcommand)]
     Quota(QuotaCommand),
+    /// Show and set budgets: GPU-hours that projects may use in a month
+    #[command(subcommand)]
+    Budget(BudgetCommand),
     /// Report who had which part of the GPUs for how long, what nobody had, and what it cost
     Usage(UsageArgs),
+    /// List tasks that never used a part of their memory, and the share that would have been enough
+    Advise(AdviseArgs),
+    /// Have notices of your tasks sent, by webhook (JSON, Slack, Teams) or mail
+    #[command(subcommand)]
+    Notify(NotifyCommand),
+    /// Keep tokens and passwords that your tasks need on the server, encrypted
+    #[command(subcommand)]
+    Secrets(SecretsCommand),
     /// List the scheduler's decisions and their reasons
     Events(EventsArgs),
     /// Show why a task, or a pod in a cluster, waits, or where it runs
     Why(WhyArgs),
     /// Print a task's output
     Logs(LogsArgs),
+    /// Run a command in a running task: in its sandbox, its slice, and as its user
+    Exec(ExecArgs),
+    /// Get a slice with a terminal in it: from a queue, or without a server from this machine
+    Shell(ShellArgs),
+    /// Open a terminal in a running task, such as one of `cantle shell --keep`
+    Attach(AttachArgs),
+    /// Work in JupyterLab in a slice, at an address of this machine
+    Notebook(NotebookArgs),
+    /// Open ports of this machine that lead to programs in a running task, such as a notebook
+    Forward(ForwardArgs),
     /// Stop tasks
     Stop(TasksArg),
     /// Put tasks back into their queue
     Requeue(RequeueArgs),
-    /// Move a waiting task in its queue, to another queue, or out of it
+    /// Move a waiting task in its queue, to another queue, or out of it; a running one to another GPU of this machine
     Move(MoveArgs),
+    /// Put the GPU memory of a task of this machine into host memory, and free its slice; the task goes on when it is resumed
+    Suspend(SuspendArgs),
+    /// Let a suspended task of this machine go on
+    Resume(ResumeArgs),
+    /// Change the size of the slice of a running task of this machine
+    Resize(ResizeArgs),
+    /// Let a task run longer, or less long
+    Extend(ExtendArgs),
+    /// Wait until tasks have ended
+    Wait(WaitArgs),
     /// Show GPUs, slices and tasks live
     Top(TopArgs),
     /// Show MIG profiles, instances and planned changes
@@ -170,6 +212,12 @@ impl Command {
                 | Self::Mig(_)
                 | Self::Doctor(_)
                 | Self::Ps
+                | Self::Suspend(_)
+                | Self::Resume(_)
+                | Self::Resize(_)
+                | Self::Move(_)
+                | Self::Shell(_)
+                | Self::Notebook(_)
                 | Self::Sim(SimCommand::Truth)
         )
     }

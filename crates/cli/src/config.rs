@@ -13,6 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::Value;
 
 use crate::error::{CliError, ErrorKind};
+use crate::shared_args::CONSENT;
 
 /// The option that names the file, `--config` before the command. `cantle controller queues` has an option of that name for itself.
 const OPTION: &str = "options_file";
@@ -164,8 +165,14 @@ impl<'a> File<'a> {
         if matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
             return Ok(Vec::new());
         }
-        let takes_value = matches!(option.get_action(), ArgAction::Set | ArgAction::Append);
+        let is_consent = option.get_long() == Some(CONSENT);
+        let takes_value = !is_consent && matches!(option.get_action(), ArgAction::Set | ArgAction::Append);
         let texts = match (value, takes_value) {
+            // Whose word it is counts: the file is read again where it does.
+            (Value::Boolean(true), _) if is_consent => {
+                let path = std::path::absolute(self.path).map_err(|error| self.usage(error.to_string()))?;
+                return Ok(vec![format!("--{key}={}", path.display()).into()]);
+            }
             (Value::Boolean(wanted), false) => {
                 return Ok(wanted.then(|| format!("--{key}").into()).into_iter().collect());
             }
@@ -211,7 +218,8 @@ pub(crate) fn template(command: &Command) -> String {
     let mut text = format!(
         "# Options of `cantle {name}`; `cantle {name} --help` has them at length. What the command line or the environment\n# says wins.\n\n[{name}]\n"
     );
-    for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+    let is_in_a_file = |option: &&Arg| !option.is_hide_set() || option.get_long() == Some(CONSENT);
+    for option in command.get_arguments().filter(is_in_a_file) {
         let Some(key) = option.get_long().filter(|key| !NOT_IN_A_FILE.contains(key)) else { continue };
         let help = option.get_help().map(ToString::to_string).unwrap_or_default();
         text += &format!("\n# {}\n#{key} = {}\n", help.replace('\n', "\n# "), example(option));
@@ -221,7 +229,9 @@ pub(crate) fn template(command: &Command) -> String {
 
 /// The syntax of a value.
 fn example(option: &Arg) -> String {
-    if !matches!(option.get_action(), ArgAction::Set | ArgAction::Append) {
+    if option.get_long() == Some(CONSENT)
+        || !matches!(option.get_action(), ArgAction::Set | ArgAction::Append)
+    {
         return "true".to_owned();
     }
     let default = option.get_default_values().first().map(|default| default.to_string_lossy().into_owned());
@@ -278,6 +288,18 @@ mod tests {
         assert_eq!(joined(text, "cantle --config FILE doctor").unwrap(), "cantle --config FILE doctor");
         let error = joined("[task_users]\na = 7\n", "cantle --config FILE up").unwrap_err();
         assert!(error.to_string().ends_with("[task_users] a = 7: must be a text"), "{error}");
+    }
+
+    #[test]
+    fn a_consent_names_its_file() {
+        let done = |text: &str| joined(text, "cantle --config FILE up --privileged-task");
+        assert_eq!(
+            done("[up]\nallow-privileged-task = true\n").unwrap(),
+            "cantle --config FILE up --allow-privileged-task=FILE --privileged-task"
+        );
+        let refused = done("[up]\nallow-privileged-task = \"yes\"\n").unwrap_err();
+        assert!(refused.to_string().ends_with("= \"yes\": must be true or false"), "{refused}");
+        assert!(!done("[up]\nallow-privileged-task = false\n").unwrap().contains("allow"));
     }
 
     #[test]

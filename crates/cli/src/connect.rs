@@ -1,15 +1,18 @@
 //! Connects to the server: its address, and the keys for it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_clearml::{Client, Conf, Credentials, Proof, Request, WireError, subcode};
+use cantle_clearml::exec::{ExecSide, OpenExec};
+use cantle_clearml::{Client, Conf, Credentials, KeySource, Proof, Request, WireError, subcode};
 use cantle_server::CredentialsFile;
 
 use crate::announced;
 use crate::clearml_conf;
 use crate::context::{Context, Global, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
+use crate::exec_here;
 use crate::keys_file;
 use crate::logged_in::Login;
 
@@ -20,7 +23,7 @@ pub(crate) fn local(state: &Path) -> Result<Option<CredentialsFile>, CliError> {
 
 /// A server that answers calls.
 pub(crate) struct Connection {
-    client: Client,
+    client: Arc<Client>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -68,6 +71,11 @@ pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliErr
                 .with_hint("give the agent keys of its own with --keys FILE"))
         }
     }
+}
+
+/// Where the keys of [`address`] may be replaced: in the file that they came from.
+pub(crate) fn key_source(context: &Context) -> Option<KeySource> {
+    keys_file::source(&context.global).filter(|_| Access::of_flags(&context.global).proof.is_none())
 }
 
 /// The same for people, who may also have logged in, and for whoever has a token that is renewed.
@@ -134,8 +142,24 @@ impl Connection {
     pub(crate) fn open(context: &Context) -> Result<Self, CliError> {
         let (url, proof) = access(context)?;
         let tls = context.global.tls();
-        let client = Client::with_proof(&url, proof, &tls)?;
+        let client = Arc::new(Client::with_proof(&url, proof, &tls)?);
         Ok(Self { client, runtime: runtime()? })
+    }
+
+    /// What sends its requests.
+    pub(crate) fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.client)
+    }
+
+    /// Waits for something that uses it.
+    pub(crate) fn run<T>(&self, what: impl Future<Output = T>) -> T {
+        self.runtime.block_on(what)
+    }
+
+    /// The user's end of a command in a task. It moves within [`Self::run`] only.
+    pub(crate) fn exec_stream(&self, request: &OpenExec) -> Result<reqwest::Upgraded, CliError> {
+        let exec = self.about(&request.task, request)?.exec;
+        Ok(self.runtime.block_on(self.client.connect(&exec, ExecSide::User))?)
     }
 
     /// Sends one request and waits for its answer.
@@ -186,10 +210,25 @@ impl Connection {
         })
     }
 
+    /// Runs a command in a task by way of the server; its exit code.
+    pub(crate) fn exec(&self, request: &OpenExec) -> Result<u8, CliError> {
+        self.talk(self.exec_stream(request)?, request)
+    }
+
+    /// Connects this process's terminal or pipes with the command at the other end, until it ends. Its exit code.
+    pub(crate) fn talk(&self, stream: reqwest::Upgraded, request: &OpenExec) -> Result<u8, CliError> {
+        self.runtime.block_on(exec_here::talk(stream, request.start.window.is_some()))
+    }
+
     /// A pause between two polls.
     pub(crate) fn pause(&self) {
+        self.sleep(Duration::from_millis(300));
+    }
+
+    /// Waits for so long; what its connections send meanwhile is answered.
+    pub(crate) fn sleep(&self, time: Duration) {
         // The timer belongs to the runtime, so it must be made within.
-        self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(300)).await });
+        self.runtime.block_on(async { tokio::time::sleep(time).await });
     }
 }
 

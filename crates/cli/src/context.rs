@@ -181,6 +181,19 @@ impl Context {
     }
 }
 
+/// A runtime as [`runtime`] makes it, for an agent. Its first thread for blocking work starts with it and stays: later, when the agent
+/// has to report that a task cannot start, the machine may have no room for one more thread.
+pub(crate) fn agent_runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    /// Those that are there stay, so there are not many.
+    const THREADS: usize = 64;
+    const FOR_EVER: std::time::Duration = std::time::Duration::from_hours(24 * 365);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_keep_alive(FOR_EVER).max_blocking_threads(THREADS);
+    let runtime = builder.build().map_err(as_kind(ErrorKind::Failed))?;
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(runtime)
+}
+
 /// A single-threaded runtime: a client waits for one answer at a time, and an idle agent should cost little.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(as_kind(ErrorKind::Failed))

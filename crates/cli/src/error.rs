@@ -151,23 +151,25 @@ pub(crate) fn as_kind<E: Error + Send + Sync + 'static>(kind: ErrorKind) -> impl
 impl From<cantle_clearml::WireError> for CliError {
     fn from(error: cantle_clearml::WireError) -> Self {
         use cantle_clearml::WireError as ServerRefusal;
-        const MISSING: [u32; 4] = [
+        const MISSING: [u32; 6] = [
             subcode::INVALID_TASK_ID,
             subcode::INVALID_QUEUE_ID,
             subcode::INVALID_PROJECT_ID,
             subcode::INVALID_POOL,
+            subcode::INVALID_SECRET,
+            subcode::INVALID_RECEIVER,
         ];
+        const REFUSED: [u32; 3] = [subcode::OVER_QUOTA, subcode::OTHER_SIZE, subcode::OVER_TIME];
+        const CONFLICTS: [u32; 3] = [subcode::INVALID_TASK_STATUS, subcode::POOL_IN_USE, subcode::NEVER_MET];
         let kind = match &error {
             ServerRefusal::Address { .. }
             | ServerRefusal::File { .. }
             | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
             ServerRefusal::Unauthorized { .. } | ServerRefusal::Refused { code: 403, .. } => ErrorKind::Auth,
             e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
-            e if e.is_subcode(subcode::OVER_QUOTA) || e.is_subcode(subcode::OTHER_SIZE) => ErrorKind::Refused,
+            e if REFUSED.iter().any(|code| e.is_subcode(*code)) => ErrorKind::Refused,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
-            e if e.is_subcode(subcode::INVALID_TASK_STATUS) || e.is_subcode(subcode::POOL_IN_USE) => {
-                ErrorKind::Conflict
-            }
+            e if CONFLICTS.iter().any(|code| e.is_subcode(*code)) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,
         };
         let hints = error.hints();

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use cantle_clearml::{Conf, Credentials};
+use cantle_clearml::{Conf, Credentials, KeySource};
 
 use crate::context::Global;
 use crate::error::{CliError, ErrorKind};
@@ -20,6 +20,16 @@ pub(crate) fn read(global: &Global) -> Result<Option<(Option<String>, Credential
     }
     let given = global.credentials_directory.as_ref().map(|dir| dir.join(CREDENTIAL));
     given.filter(|path| path.exists()).map(|path| parse(&path)).transpose()
+}
+
+/// The file of `--keys`, for a program that reads it again while it runs. The copy that systemd gives a service stays as it was.
+pub(crate) fn source(global: &Global) -> Option<KeySource> {
+    let path = global.keys.clone()?;
+    let read = move || {
+        let found = refuse_if_open(&path).and_then(|()| parse(&path));
+        found.map(|(_, keys)| keys).map_err(|error| error.to_string())
+    };
+    Some(KeySource::new(read))
 }
 
 /// A file that other users can read is no secret. systemd sees to its own.

@@ -12,6 +12,8 @@ mod containers;
 mod context;
 mod directories;
 mod error;
+mod exec_here;
+mod frames;
 mod help;
 mod host;
 mod keys_file;
@@ -21,6 +23,7 @@ mod otlp;
 mod out;
 mod shared_args;
 mod terminal;
+mod tunnel;
 
 use std::error::Error as _;
 use std::ffi::OsString;
@@ -38,6 +41,7 @@ use args::{Cli, Command};
 use cmd::sim::SimCommand;
 use context::{CommandResult, Context, Global};
 use error::{CliError, ErrorKind};
+use out::Format;
 
 /// Runs the command that the process was started with; its exit code.
 #[must_use]
@@ -49,6 +53,7 @@ pub fn main() -> ExitCode {
         Some(cantle_runtime::COVER_IMAGE_COMMAND) => return cantle_runtime::cover_image_main(&words[2..]),
         Some(cantle_agent::SDK_TASK_COMMAND) => return cantle_agent::sdk_task_main(&words[2..]),
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
+        Some(cantle_driver::CHECKPOINT_COMMAND) => return cantle_driver::checkpoint_main(&words[2..]),
         Some(cantle_driver::MIG_COMMAND) => return cantle_driver::mig_main(&words[2..]),
         _ => {}
     }
@@ -97,6 +102,9 @@ fn complain(error: &CliError, global: &Global) -> ExitCode {
 
 fn dispatch(cli: Cli) -> CommandResult {
     let context = Context::new(&cli.global)?;
+    if context.printer.format == Format::Focus && !matches!(cli.command, Command::Usage(_)) {
+        return Err(CliError::new(ErrorKind::Usage, "-o focus is for cantle usage"));
+    }
     match cli.command {
         Command::Run(args) => cmd::run::run(&context, args),
         Command::DockerRun(args) => cmd::run::docker_run(&context, args),
@@ -110,15 +118,29 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Queues(args) => cmd::queues::queues(&context, args),
         Command::Nodes => cmd::list::nodes(&context),
         Command::Projects(args) => cmd::quota::projects(&context, &args),
+        Command::Notify(command) => cmd::notify::notify(&context, command),
+        Command::Secrets(command) => cmd::secrets::secrets(&context, command),
         Command::Pools(command) => cmd::pools::pools(&context, command),
+        Command::Budget(command) => cmd::budget::budget(&context, command),
         Command::Quota(command) => cmd::quota::quota(&context, command),
         Command::Usage(args) => cmd::usage::usage(&context, &args),
+        Command::Advise(args) => cmd::advise::advise(&context, &args),
         Command::Events(args) => cmd::list::events(&context, args),
         Command::Why(args) => cmd::task::why(&context, &args),
         Command::Logs(args) => cmd::task::logs(&context, &args),
+        Command::Exec(args) => cmd::exec::exec(&context, args),
+        Command::Shell(args) => cmd::shell::shell(&context, args),
+        Command::Notebook(args) => cmd::notebook::notebook(&context, args),
+        Command::Forward(args) => cmd::forward::forward(&context, args),
+        Command::Attach(args) => cmd::shell::attach(&context, &args),
         Command::Stop(args) => cmd::task::stop(&context, &args),
         Command::Requeue(args) => cmd::task::requeue(&context, &args),
+        Command::Suspend(args) => cmd::suspend::suspend(&context, &args),
+        Command::Resume(args) => cmd::suspend::resume(&context, &args),
+        Command::Resize(args) => cmd::suspend::resize(&context, &args),
         Command::Move(args) => cmd::move_task::move_task(&context, &args),
+        Command::Extend(args) => cmd::extend::extend(&context, &args),
+        Command::Wait(args) => cmd::wait::wait(&context, &args),
         Command::Top(args) => cmd::top::top(&context, &args),
         Command::Controller(args) => cmd::controller::controller(&context, args),
         Command::Mig(command) => cmd::mig::mig(&context, &command),

@@ -26,6 +26,8 @@ pub(crate) enum Format {
     Name,
     /// A ready clearml.conf (`credentials` only)
     Conf,
+    /// Charges in the columns of FOCUS 1.3, as CSV (`usage` with --prices only)
+    Focus,
 }
 
 /// One column of a table: its header, whether only `-o wide` shows it, and its cell.
@@ -60,7 +62,7 @@ impl Printer {
                 let row = |item| columns.iter().map(|c| (c.cell)(item)).collect();
                 self.csv(&head, &items.iter().map(row).collect::<Vec<_>>());
             }
-            Format::Table | Format::Wide | Format::Conf => {
+            Format::Table | Format::Wide | Format::Conf | Format::Focus => {
                 let wide = self.format == Format::Wide;
                 let columns: Vec<_> = columns.iter().filter(|c| wide || !c.wide).collect();
                 let head: Vec<String> = columns.iter().map(|c| c.head.to_owned()).collect();

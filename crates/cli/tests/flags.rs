@@ -30,7 +30,7 @@ const ALL: &[&str] = &["half", "two", "few", "own", "cpu"];
 const WITH_GPU: &[&str] = &["half", "two", "few", "own"];
 
 /// Each option with its value.
-const OPTIONS: [(&str, &[&str], Fate); 17] = [
+const OPTIONS: [(&str, &[&str], Fate); 23] = [
     ("queue", &[], OfCommand),
     ("gpu", &["0.5"], Asked("gpu", &["half", "own"])),
     ("gpus", &["2"], Asked("gpus", &["two", "own"])),
@@ -47,10 +47,16 @@ const OPTIONS: [(&str, &[&str], Fate); 17] = [
     ("image", &["debian:12"], Kept("/container/image")),
     ("name", &["called"], Kept("/name")),
     ("project", &["theirs"], Kept("/project")),
+    ("tag", &["team:nlp,urgent"], Kept("/tags/0")),
     ("cpu", &["2"], Asked("cpu", ALL)),
     ("memory", &["2Gi"], Asked("memory", ALL)),
     ("priority", &["7"], Asked("priority", ALL)),
     ("non-preemptible", &[], Asked("non_preemptible", ALL)),
+    ("time", &["2h"], Asked("time", ALL)),
+    ("after", &["any:first"], Asked("after", ALL)),
+    ("array", &["0-9%2"], Asked("array", ALL)),
+    ("notify", &["lab"], Asked("notify", ALL)),
+    ("secret", &["TOKEN"], Asked("secret", ALL)),
     ("wait", &[], OfCommand),
 ];
 /// Like `wait`.
@@ -65,6 +71,11 @@ fn no_option_of_submit_is_ignored_by_any_queue() {
     let report =
         ReportNode { node, worker, queues: queues.to_vec(), interval_ms: 600_000, ..ReportNode::default() };
     server.call(&report);
+    let lab = serde_json::json!({"name": "lab", "address": "https://example.org"});
+    server.call_value("cantle.set_receiver", &lab);
+    server.call_value("cantle.set_secret", &serde_json::json!({"name": "TOKEN", "value": "v"}));
+    let first = serde_json::json!({"name": "first", "type": "custom"});
+    server.call_value("tasks.create", &first);
 
     // All options are in the table. Those of every command are under another heading.
     let help = server.ok(&["submit", "--help"]);
@@ -116,5 +127,5 @@ fn no_option_of_submit_is_ignored_by_any_queue() {
             }
         }
     }
-    assert_eq!((taken, refused), (57, 18), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
+    assert_eq!((taken, refused), (87, 18), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
 }

@@ -47,6 +47,9 @@ pub struct ContextMemory {
     /// Other processes came and went during each measurement, so the unattributed part is an upper estimate.
     #[serde(skip)]
     pub uncertain: bool,
+    /// NVML had no figure of any process while the context existed, so nobody can tell what a process holds beyond its context.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_figure: bool,
 }
 
 impl ContextMemory {
@@ -84,6 +87,7 @@ pub(crate) fn measure(
             return Ok(measured);
         }
         most.own_bytes = most.own_bytes.max(measured.own_bytes);
+        most.without_figure = measured.without_figure;
         most.unattributed_bytes = most.unattributed_bytes.max(measured.unattributed_bytes);
     }
     Ok(most)
@@ -189,7 +193,8 @@ fn difference(before: &Seen, with: &Seen, pid: u32) -> ContextMemory {
     let own = with.processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
     let Some(own_bytes) = own else {
         let own_bytes = with.used_bytes.saturating_sub(before.used_bytes);
-        return ContextMemory { own_bytes, ..Default::default() };
+        let without_figure = with.processes.iter().all(|process| process.used_bytes.is_none());
+        return ContextMemory { own_bytes, without_figure, ..Default::default() };
     };
     let unattributed_bytes = match with.unattributed_bytes().saturating_sub(before.unattributed_bytes()) {
         0 => 0,
@@ -198,7 +203,7 @@ fn difference(before: &Seen, with: &Seen, pid: u32) -> ContextMemory {
         // The first context of all may become one of ours, and takes more.
         more => more + FIRST_MORE_BYTES,
     };
-    ContextMemory { own_bytes, unattributed_bytes, uncertain: false }
+    ContextMemory { own_bytes, unattributed_bytes, ..Default::default() }
 }
 
 /// The child's `main`: makes a context on the one visible GPU, prints that it is ready, and keeps the context until stdin closes.

@@ -45,6 +45,21 @@ pub enum DriverError {
         /// Seconds that the caller has waited.
         waited_s: u64,
     },
+    /// A checkpoint function of CUDA's failed.
+    #[error("{call} of process {pid} failed: {text} ({code})")]
+    Checkpoint {
+        /// The call.
+        call: &'static str,
+        /// The process.
+        pid: u32,
+        /// CUDA's code.
+        code: i32,
+        /// Its name.
+        text: &'static str,
+    },
+    /// The helper for checkpoints failed by itself.
+    #[error("the helper for checkpoints failed: {0}")]
+    CheckpointHelper(String),
     /// No thread could be started for it.
     #[error("no thread can be started to ask GPU {gpu}: {why}")]
     Thread {

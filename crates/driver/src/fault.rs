@@ -7,8 +7,8 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
-    Memory, Mig, ProcessMemory, Result, Versions, Xid,
+    Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries,
+    Load, Location, Memory, Mig, NativeLimit, ProcessMemory, Result, Versions, Xid,
 };
 
 /// The calls that can be made to fail.
@@ -130,8 +130,16 @@ impl Driver for FaultyDriver {
         self.inner.context_memory(gpu, device)
     }
 
+    fn start_checkpoints(&self) -> Result<Checkpoints> {
+        self.inner.start_checkpoints()
+    }
+
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
         self.inner.container_parts(slices)
+    }
+
+    fn native_limit(&self) -> &dyn NativeLimit {
+        self.inner.native_limit()
     }
 
     fn libraries(&self) -> Result<Libraries> {

@@ -3,6 +3,7 @@
 //! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one, and cannot tell them apart. [`fault`]
 //! wraps a driver with scripted failures for tests.
 
+mod checkpoint;
 mod context;
 mod error;
 pub mod fault;
@@ -11,6 +12,7 @@ mod installation;
 mod libraries;
 mod mig;
 mod mig_process;
+mod native_limit;
 mod no_gpus;
 mod nodes;
 mod nvml;
@@ -25,6 +27,9 @@ use std::sync::Arc;
 
 use cantle_model::{Gpu, GpuUuid, Slice};
 
+pub use checkpoint::{
+    CHECKPOINTS_FROM, CheckpointState, Checkpoints, MOVES_FROM, SHARED_FROM, checkpoint_main,
+};
 pub use context::{ContextCache, ContextMemory, probe_context_main};
 pub use error::DriverError;
 pub use fixed::FixedInstances;
@@ -32,6 +37,7 @@ pub use installation::Installation;
 pub use libraries::{Libraries, Library};
 pub use mig::{Activation, GpuInstance, Mig};
 pub use mig_process::mig_main;
+pub use native_limit::{GroupMemory, LimitSupport, NativeLimit};
 pub use no_gpus::no_gpus;
 pub use nvml::LostGpu;
 pub use visible::visible_memory;
@@ -42,6 +48,9 @@ pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";
 
 /// The first argument that makes the binary carry out one call about MIG instances: see [`mig_main`].
 pub const MIG_COMMAND: &str = "__mig";
+
+/// The first argument that makes the binary the helper for checkpoints: see [`checkpoint_main`].
+pub const CHECKPOINT_COMMAND: &str = "__checkpoint";
 
 type Result<T> = std::result::Result<T, DriverError>;
 
@@ -169,6 +178,19 @@ pub trait Driver: Mig + Send + Sync {
     /// # Errors
     /// If there is no such GPU or instance, or the driver fails.
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts>;
+
+    /// The driver's own memory limits of control groups.
+    fn native_limit(&self) -> &dyn NativeLimit {
+        &native_limit::NoNativeLimit
+    }
+
+    /// Starts a helper for checkpoints of processes, which takes seconds on real hardware.
+    ///
+    /// # Errors
+    /// If it can't be started, or the driver refuses.
+    fn start_checkpoints(&self) -> Result<Checkpoints> {
+        Err(DriverError::CheckpointHelper("this driver has none".to_owned()))
+    }
 
     /// The driver's libraries and all the names they have on this machine.
     ///

@@ -15,8 +15,8 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::libraries::NVML_SONAME;
 use crate::{
-    ContainerParts, ContextMemory, Driver, DriverError, Installation, Libraries, Load, Location, Memory,
-    ProcessMemory, Result, Versions, Xid, context, libraries, nodes,
+    Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, Installation, Libraries, Load, Location,
+    Memory, NativeLimit, ProcessMemory, Result, Versions, Xid, context, libraries, nodes,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
@@ -50,6 +50,7 @@ macro_rules! nvml {
 }
 
 mod events;
+mod limits;
 mod mig;
 mod process_lists;
 
@@ -391,8 +392,16 @@ impl Driver for Session {
         context::measure(self, &self.installation, &self.probe_exe, &libcuda, gpu, device)
     }
 
+    fn start_checkpoints(&self) -> Result<Checkpoints> {
+        Checkpoints::start(&self.installation, &self.probe_exe, &self.libraries()?.cuda.real)
+    }
+
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
         self.container_parts_of(slices, |gpu, name| self.instance_named(gpu, name))
+    }
+
+    fn native_limit(&self) -> &dyn NativeLimit {
+        self
     }
 
     fn libraries(&self) -> Result<Libraries> {

@@ -14,6 +14,7 @@ use crate::{DriverError, Result};
 
 type Use = unsafe extern "C" fn(*const c_char) -> i32;
 type Create = unsafe extern "C" fn(*const c_char, *const c_char, *mut c_char, usize) -> i32;
+type SetDriver = unsafe extern "C" fn(*const c_char, *const c_char) -> i32;
 type TruthJson = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
 
 /// Makes the simulated GPUs that `spec` names (`3xA100-40GB,1xT4-16GB`) in `dir`, unless they are there already.
@@ -59,6 +60,21 @@ pub fn truth_json(dir: &Path, lib_dir: &Path) -> Result<String> {
         }
         // Processes may start between the two calls.
         json.resize(needed + 4096, 0);
+    }
+}
+
+/// The simulated driver in `dir` is of this version from now on.
+///
+/// # Errors
+/// If there are no simulated GPUs in `dir`, or there is no such driver.
+pub fn set_driver(dir: &Path, version: &str, lib_dir: &Path) -> Result<()> {
+    let lib = load(lib_dir)?;
+    let (dir_text, version_text) = (c_path(dir)?, c_string(version.as_bytes())?);
+    let set: Symbol<'_, SetDriver> = symbol(&lib, b"cantle_sim_set_driver\0")?;
+    // SAFETY: both strings are NUL-terminated and outlive the call.
+    match unsafe { set(dir_text.as_ptr(), version_text.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(DriverError::Sim(format!("no machine in {}, or no driver {version}", dir.display()))),
     }
 }
 

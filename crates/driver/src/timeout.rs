@@ -5,6 +5,7 @@
 //! caller's thread waits for it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -18,8 +19,8 @@ use crate::mig_process::{MigCall, MigProcess};
 use crate::nvml::{LostGpu, Session};
 use crate::recent::Recent;
 use crate::{
-    Activation, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries, Load, Location,
-    Memory, Mig, ProcessMemory, Result, Versions, Xid,
+    Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, GroupMemory,
+    Libraries, LimitSupport, Load, Location, Memory, Mig, NativeLimit, ProcessMemory, Result, Versions, Xid,
 };
 
 /// NVML answers in a millisecond; on a busy machine an answer has taken a second.
@@ -205,6 +206,10 @@ impl Driver for TimedDriver {
         self.session.context_memory(gpu, device)
     }
 
+    fn start_checkpoints(&self) -> Result<Checkpoints> {
+        self.session.start_checkpoints()
+    }
+
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
         self.session.container_parts_of(slices, |gpu, name| {
             let (uuid, name) = (gpu.clone(), name.to_owned());
@@ -213,8 +218,35 @@ impl Driver for TimedDriver {
         })
     }
 
+    fn native_limit(&self) -> &dyn NativeLimit {
+        self
+    }
+
     fn libraries(&self) -> Result<Libraries> {
         self.session.libraries()
+    }
+}
+
+impl NativeLimit for TimedDriver {
+    fn probe(&self, gpu: &GpuUuid, group: &Path) -> LimitSupport {
+        let (uuid, group) = (gpu.clone(), group.to_owned());
+        let probed = self.ask(gpu, "its limits", move |session| Ok(session.probe(&uuid, &group)));
+        probed.unwrap_or_else(|error| LimitSupport::Unsupported(error.to_string()))
+    }
+
+    fn set(&self, gpu: &GpuUuid, group: &Path, hard_bytes: u64) -> Result<()> {
+        let (uuid, group) = (gpu.clone(), group.to_owned());
+        self.ask(gpu, "its limits", move |session| session.set(&uuid, &group, hard_bytes))
+    }
+
+    fn clear(&self, gpu: &GpuUuid, group: &Path) -> Result<()> {
+        let (uuid, group) = (gpu.clone(), group.to_owned());
+        self.ask(gpu, "its limits", move |session| session.clear(&uuid, &group))
+    }
+
+    fn used(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory> {
+        let (uuid, group) = (gpu.clone(), group.to_owned());
+        self.ask(gpu, "its limits", move |session| session.used(&uuid, &group))
     }
 }
 

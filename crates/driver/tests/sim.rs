@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    Activation, ContextCache, Driver, DriverError, GpuInstance, Installation, MIG_COMMAND,
-    PROBE_CONTEXT_COMMAND, ProcessMemory, open_with_probe, simulated,
+    Activation, ContextCache, Driver, DriverError, GpuInstance, GroupMemory, Installation, LimitSupport,
+    MIG_COMMAND, PROBE_CONTEXT_COMMAND, ProcessMemory, open_with_probe, simulated,
 };
 use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
 use tempfile::TempDir;
@@ -399,4 +399,33 @@ fn a_gpu_that_does_not_answer_holds_up_nobody() {
         node.driver.processes(&gpus[3]).is_ok()
     });
     assert!(again, "it is asked again once it has come back");
+}
+
+/// Where a test may make a control group of version 2.
+fn unified() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+    let found = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
+    let group = Path::new(found.split(' ').nth(1)?).join(format!("cantle-driver-{}", std::process::id()));
+    std::fs::create_dir(&group).ok().map(|()| group)
+}
+
+#[test]
+fn limits_of_control_groups_are_those_of_driver_615() {
+    let Some(node) = Node::new() else { return };
+    let Some(group) = unified() else { return };
+    let (gpu, limits) = (node.uuids().remove(0), node.driver.native_limit());
+    let LimitSupport::Unsupported(why) = limits.probe(&gpu, &group) else { panic!("driver 580") };
+    assert!(why.starts_with("driver 580.95.05 does not offer them here"), "{why}");
+    simulated::set_driver(node.state.path(), "615.71.09", &node.lib_dir).unwrap();
+    if limits.probe(&gpu, &group) == LimitSupport::Supported {
+        let refused = limits.set(&gpu, &group, u64::MAX - 1).unwrap_err().to_string();
+        assert!(refused.contains("nvmlDeviceSetMemoryLimits_v1 failed on GPU-"), "{refused}");
+        limits.set(&gpu, &group, 1 << 30).unwrap();
+        let limited = GroupMemory { hard_bytes: Some(1 << 30), used_bytes: 0 };
+        assert_eq!(limits.used(&gpu, &group).unwrap(), limited);
+        limits.clear(&gpu, &group).unwrap();
+        assert_eq!(limits.used(&gpu, &group).unwrap().hard_bytes, None);
+    }
+    std::fs::remove_dir(&group).unwrap();
+    assert!(limits.set(&gpu, &group, 1 << 30).is_err(), "it is gone");
 }

@@ -28,6 +28,19 @@ use crate::protocol::{self, Cell, Over};
 
 const PATH_BYTES: usize = 256;
 
+/// How often a process looks whether its task has been resumed.
+const CLOSED_PAUSE_NS: libc::c_long = 2_000_000;
+
+/// What a process uses that keeps its task from being suspended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Uses {
+    /// Managed memory.
+    Managed = 1,
+    /// Memory or events that it shares with another process.
+    Shared = 2,
+}
+
 /// A slice's two files, mapped.
 #[derive(Debug)]
 pub struct Ledger {
@@ -77,12 +90,18 @@ impl Ledger {
         self.limits.gpus()
     }
 
+    /// The GPU that the task had when it started, if it has moved since.
+    #[must_use]
+    pub fn former_gpu(&self) -> Option<Uuid> {
+        self.limits.former_gpu()
+    }
+
     /// Index of a GPU in the slice. If the slice has limits for any GPU ([`ANY_GPU`]), the GPU takes one at the first
     /// query, for all processes.
     #[must_use]
     pub fn gpu_index(&self, uuid: &Uuid) -> Option<usize> {
-        let taken = |(gpu, total): (&GpuEntry, &GpuTotal)| gpu.uuid == ANY_GPU && total.take(uuid);
-        let named = self.gpus().iter().position(|gpu| gpu.uuid == *uuid);
+        let taken = |(gpu, total): (&GpuEntry, &GpuTotal)| gpu.uuid() == ANY_GPU && total.take(uuid);
+        let named = self.gpus().iter().position(|gpu| gpu.uuid() == *uuid);
         named.or_else(|| self.gpus().iter().zip(&self.usage.totals).position(taken))
     }
 
@@ -181,6 +200,13 @@ impl Attachment {
         Err(OpenError::Full)
     }
 
+    /// Notes for the agent what this process uses; the note stays as long as the process.
+    pub fn note_use(&self, uses: Uses) {
+        if let Some(slot) = self.ledger.usage.slot(self.slot) {
+            slot.uses.fetch_or(uses as u32, Ordering::AcqRel);
+        }
+    }
+
     /// Whether another process has a slot. It may be dead.
     #[must_use]
     pub fn has_others(&self) -> bool {
@@ -223,6 +249,7 @@ impl Account<'_> {
     #[inline]
     pub fn reserve(&mut self, granules: u32) -> Result<(), Over> {
         self.try_reserve(granules).or_else(|_| {
+            self.wait_while_closed();
             self.attachment.ledger.reap();
             self.try_reserve(granules).map_err(|over| {
                 let hidden = self.entry.hidden_granules();
@@ -233,8 +260,31 @@ impl Account<'_> {
 
     #[inline]
     fn try_reserve(&mut self, granules: u32) -> Result<(), Over> {
-        let limit = self.entry.limit_granules().saturating_sub(self.entry.hidden_granules());
-        protocol::reserve(&self.cells, self.attachment.slot, granules, limit)
+        let hidden = self.entry.hidden_granules();
+        let limit = match self.is_closed() {
+            true => 0,
+            false => self.entry.limit_granules().saturating_sub(hidden),
+        };
+        let used = protocol::reserve(&self.cells, self.attachment.slot, granules, limit)?;
+        self.cells.total.note_use(used.saturating_add(hidden));
+        Ok(())
+    }
+
+    #[inline]
+    fn is_closed(&self) -> bool {
+        self.attachment.ledger.limits.is_closed()
+    }
+
+    /// Waits as long as the task is suspended: it gets its memory later, and no error. A slice whose task has ended has a limit of 0.
+    #[cold]
+    fn wait_while_closed(&self) {
+        while self.is_closed() && self.entry.limit_granules() > 0 {
+            let pause = libc::timespec { tv_sec: 0, tv_nsec: CLOSED_PAUSE_NS };
+            // SAFETY: `pause` is a live local, and null asks for no rest. An interrupted sleep is as good as a whole one.
+            unsafe {
+                libc::syscall(libc::SYS_nanosleep, &raw const pause, core::ptr::null_mut::<libc::timespec>())
+            };
+        }
     }
 
     /// Gives granules back, after they were freed.
@@ -245,7 +295,8 @@ impl Account<'_> {
 
     /// Charges this process with exactly `granules`, even beyond the limit: for memory that is in use already.
     pub fn set_held(&mut self, granules: u32) {
-        protocol::set_held(&self.cells, self.attachment.slot, granules);
+        let used = protocol::set_held(&self.cells, self.attachment.slot, granules);
+        self.cells.total.note_use(used.saturating_add(self.entry.hidden_granules()));
     }
 
     /// Granules that this process holds.
@@ -297,6 +348,7 @@ fn take(usage: &UsageRegion, slot: &Slot, number: u32, pid: u32, start_ticks: u6
     }
     slot.start_ticks.store(start_ticks, Ordering::Release);
     slot.lock_is_durable.store(0, Ordering::Release);
+    slot.uses.store(0, Ordering::Release);
     usage.slots_touched.fetch_max(number.wrapping_add(1), Ordering::AcqRel);
     slot.owner.swap_if(owner, taken(owner, pid))
 }

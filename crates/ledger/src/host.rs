@@ -9,7 +9,7 @@ use std::vec;
 use std::vec::Vec;
 use std::{format, io};
 
-use crate::compute::LAUNCHES_FILE;
+use crate::compute::{self, GRANT_FILE, LAUNCHES_FILE};
 use crate::layout::{
     LEASE_BYTES, LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, Uuid, VERSION,
 };
@@ -55,6 +55,16 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// The error of the system, if it is one.
+    #[must_use]
+    pub fn system(&self) -> Option<io::Error> {
+        match self {
+            Self::Io(_, error) => error.raw_os_error().map(io::Error::from_raw_os_error),
+            Self::Open(_, OpenError::Io(errno)) => Some(io::Error::from_raw_os_error(*errno)),
+            _ => None,
+        }
+    }
+
     /// The files are not there any more: the slice has ended.
     #[must_use]
     pub fn is_gone(&self) -> bool {
@@ -97,21 +107,36 @@ pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(),
     })
 }
 
-/// Cuts the files that a slice's processes may write back to their layouts; returns how long the longest one was. Only a program that wants to
-/// fill the node's memory makes them longer.
+/// How long the longest file of a slice was that had grown beyond its layout. Only a program that wants to fill the node's memory makes them
+/// longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grown {
+    /// Of those that the task's processes may write.
+    pub by_task_bytes: Option<u64>,
+    /// Of those that they can only read: somebody else did it.
+    pub by_others_bytes: Option<u64>,
+}
+
+/// Cuts a slice's files back to their layouts.
 #[must_use]
-pub fn cut_back(dir: &Path) -> Option<u64> {
-    let files = [(USAGE_FILE, size_of::<UsageRegion>()), (LAUNCHES_FILE, crate::compute::LAUNCHES_BYTES)];
-    let grown = files.into_iter().filter_map(|(name, bytes)| {
-        let (path, bytes) = (dir.join(name), bytes as u64);
-        let length = fs::metadata(&path).ok().map(|file| file.len()).filter(|length| *length > bytes)?;
-        let mut options = fs::OpenOptions::new();
-        let file = options.write(true).custom_flags(libc::O_NONBLOCK).open(&path);
-        // Where it fails, the next look tries again.
-        let _ = file.and_then(|file| file.set_len(bytes));
-        Some(length)
-    });
-    grown.max()
+pub fn cut_back(dir: &Path) -> Grown {
+    let cut = |(name, bytes)| cut_back_file(&dir.join(name), bytes as u64);
+    let of_task = [(USAGE_FILE, size_of::<UsageRegion>()), (LAUNCHES_FILE, compute::LAUNCHES_BYTES)];
+    let of_others = [(LIMITS_FILE, size_of::<LimitsRegion>()), (GRANT_FILE, compute::GRANT_BYTES)];
+    Grown {
+        by_task_bytes: of_task.into_iter().filter_map(cut).max(),
+        by_others_bytes: of_others.into_iter().filter_map(cut).max(),
+    }
+}
+
+fn cut_back_file(path: &Path, bytes: u64) -> Option<u64> {
+    let found = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file)?;
+    let length = Some(found.len()).filter(|length| *length > bytes)?;
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path);
+    // Where it fails, the next look tries again.
+    let _ = file.and_then(|file| file.set_len(bytes));
+    Some(length)
 }
 
 fn limits(lease: &str, gpus: &[GpuLimit]) -> Result<Vec<u8>, HostError> {

@@ -55,13 +55,30 @@ impl LimitsRegion {
     pub(crate) fn gpus(&self) -> &[GpuEntry] {
         self.gpus.get(..self.gpu_count as usize).unwrap_or(&[])
     }
+
+    /// The GPU that a task of one GPU had when it started, if it has moved: in the last entry, which such a slice does not use otherwise.
+    pub(crate) fn former_gpu(&self) -> Option<Uuid> {
+        let last = self.gpus.last().filter(|_| self.gpu_count == 1)?;
+        Some(last.uuid()).filter(|uuid| *uuid != ANY_GPU)
+    }
+
+    /// Is the task suspended, or about to be? Then nothing can be reserved until it is resumed. The last entry says so, which no slice of a
+    /// task that can be suspended uses otherwise.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gpus.last().is_some_and(|gpu| gpu.hidden_bytes.load(Ordering::Relaxed) == CLOSED)
+    }
 }
+
+/// In the place of [`GpuEntry::hidden_bytes`] of the last entry: the slice is closed. Whoever notes hidden memory never writes there.
+pub(crate) const CLOSED: u64 = u64::MAX;
 
 /// One GPU in the file `limits`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct GpuEntry {
-    pub(crate) uuid: Uuid,
+    /// In two halves: the agent changes it when the task moves to another GPU. A mixture of two names is none's.
+    pub(crate) uuid: [AtomicU64; 2],
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) context_bytes: u64,
     /// The memory in use according to the driver that `usage` does not count. It is in this file because only the agent
@@ -93,8 +110,12 @@ impl GpuEntry {
 
     /// The GPU or MIG instance.
     #[must_use]
-    pub const fn uuid(&self) -> &Uuid {
-        &self.uuid
+    #[inline]
+    pub fn uuid(&self) -> Uuid {
+        let [first, second] = self.uuid.each_ref().map(|half| half.load(Ordering::Relaxed).to_ne_bytes());
+        let mut uuid = Uuid::default();
+        uuid.iter_mut().zip(first.into_iter().chain(second)).for_each(|(byte, stored)| *byte = stored);
+        uuid
     }
 }
 
@@ -118,9 +139,20 @@ pub(crate) struct GpuTotal {
     pub(crate) word: AtomicU64,
     /// Hash of the UUID of the GPU that took this limit, if the limit is one for any GPU; 0 for none yet.
     pub(crate) taken_by: AtomicU64,
+    /// The most granules that were in use at a time, hidden ones included; 0 if none were, or if no process keeps it.
+    pub(crate) peak: AtomicU32,
 }
 
 impl GpuTotal {
+    /// Notes that this number of granules is in use.
+    #[inline]
+    pub(crate) fn note_use(&self, granules: u32) {
+        // Nearly always it is no new peak: then nothing is written, and the cache line was ours a moment ago.
+        if self.peak.load(Ordering::Relaxed) < granules {
+            self.peak.fetch_max(granules, Ordering::Relaxed);
+        }
+    }
+
     /// True if the limit is that GPU's, from now on or already.
     pub(crate) fn take(&self, uuid: &Uuid) -> bool {
         // 64 bits tell at most sixteen GPUs apart; a collision is as good as impossible.
@@ -144,6 +176,8 @@ pub(crate) struct Slot {
     pub(crate) start_ticks: AtomicU64,
     /// 1 if the owner's lock stays as long as its memory ([`crate::attach`]).
     pub(crate) lock_is_durable: AtomicU32,
+    /// What the process uses that cannot be suspended: bits of [`crate::Uses`]. Filters of former versions never write it.
+    pub(crate) uses: AtomicU32,
     pub(crate) records: [Record<AtomicU64>; MAX_GPUS],
 }
 
@@ -237,13 +271,13 @@ impl UsageRegion {
 /// One GPU of the region, as the protocol sees it.
 pub(crate) struct RegionGpu<'a> {
     pub(crate) usage: &'a UsageRegion,
-    pub(crate) word: &'a AtomicU64,
+    pub(crate) total: &'a GpuTotal,
     pub(crate) gpu: usize,
 }
 
 impl<'a> RegionGpu<'a> {
     pub(crate) fn new(usage: &'a UsageRegion, gpu: usize) -> Option<Self> {
-        Some(Self { usage, word: &usage.totals.get(gpu)?.word, gpu })
+        Some(Self { usage, total: usage.totals.get(gpu)?, gpu })
     }
 }
 
@@ -252,7 +286,7 @@ impl protocol::GpuCells for RegionGpu<'_> {
 
     #[inline]
     fn word(&self) -> &AtomicU64 {
-        self.word
+        &self.total.word
     }
 
     #[inline]

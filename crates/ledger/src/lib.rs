@@ -31,7 +31,7 @@ mod proc_stat;
 pub mod protocol;
 pub mod seccomp;
 
-pub use attach::{Account, Attachment, Ledger};
+pub use attach::{Account, Attachment, Ledger, Uses};
 pub use layout::{ANY_GPU, GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
 pub use map::OpenError;
 pub use note::{Layouts, NOTE};

@@ -121,7 +121,7 @@ impl Drop for Fd {
 ///
 /// A region that was kept out of children ([`Mapping::keep_from_children`]) does not exist in a child of `fork`: such a child
 /// must not use the copy of this value that it inherits. If somebody shortens a mapped file, a process that reads beyond its
-/// end gets SIGBUS. Only a slice's own processes map the file that they can shorten.
+/// end gets SIGBUS. So only a slice's own processes map its files; the agent reads and writes them ([`WakeAddress`] is not memory).
 pub(crate) struct Mapping<T: Region> {
     at: NonNull<T>,
     region: PhantomData<T>,
@@ -177,6 +177,56 @@ impl<T: Region> Drop for Mapping<T> {
     fn drop(&mut self) {
         // SAFETY: `new` mapped this address with this length; references into it borrow `self`, so none is left.
         unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
+    }
+}
+
+/// The address of a word in a file, by which the kernel finds the threads that wait for a change of it (futex).
+///
+/// It is an address only. Nothing here reads or writes at it, so whoever cuts the file short does no harm: the kernel, which does
+/// look there, answers `EFAULT`.
+#[cfg(feature = "std")]
+pub(crate) struct WakeAddress {
+    page: NonNull<libc::c_void>,
+    offset: usize,
+}
+
+#[cfg(feature = "std")]
+const PAGE_BYTES: usize = 4096;
+
+// SAFETY: an address that only the kernel uses, which every thread may give it.
+#[cfg(feature = "std")]
+unsafe impl Send for WakeAddress {}
+
+#[cfg(feature = "std")]
+impl WakeAddress {
+    /// Of the word at `offset` in the first page.
+    pub(crate) fn new(file: &Fd, offset: usize) -> Result<Self, OpenError> {
+        debug_assert!(offset < PAGE_BYTES && offset.is_multiple_of(4));
+        // SAFETY: without MAP_FIXED the kernel chooses unused addresses, so no memory that is in use changes.
+        let page = unsafe {
+            libc::mmap(core::ptr::null_mut(), PAGE_BYTES, libc::PROT_READ, libc::MAP_SHARED, file.0, 0)
+        };
+        match NonNull::new(page) {
+            Some(page) if page.as_ptr() != libc::MAP_FAILED => Ok(Self { page, offset }),
+            _ => Err(OpenError::Io(errno())),
+        }
+    }
+
+    /// Wakes all threads that wait there.
+    pub(crate) fn wake(&self) {
+        // SAFETY: the address is in the page that `self` has mapped. Only the kernel looks there, and it checks what it finds.
+        unsafe {
+            let word = self.page.as_ptr().byte_add(self.offset);
+            libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX);
+        }
+    }
+}
+
+#[cfg(feature = "std")]
+impl Drop for WakeAddress {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped this page, and nothing refers to it.
+        unsafe { libc::munmap(self.page.as_ptr(), PAGE_BYTES) };
     }
 }
 

@@ -15,11 +15,11 @@ use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
-use crate::attach::is_any_locked;
+use crate::attach::{Uses, is_any_locked};
 use crate::host::{HostError, LIMITS_FILE, USAGE_FILE};
 use crate::layout::{
-    GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, Region, RegionGpu, Slot,
-    UsageRegion, Uuid, owner_pid,
+    CLOSED, GpuEntry, LEASE_BYTES, LimitsRegion, MAX_GPUS, MAX_REFUSALS, MAX_SLOTS, Refusal, Region,
+    RegionGpu, Slot, UsageRegion, Uuid, owner_pid,
 };
 use crate::map::{Fd, OpenError};
 use crate::proc_stat::{self, Life};
@@ -36,6 +36,9 @@ pub struct GpuUse {
     pub counted_bytes: u64,
     /// In use in addition, as the agent has noted with [`Observer::set_hidden`].
     pub hidden_bytes: u64,
+    /// The most that was in use at a time, as far as the tenant's processes noted it; 0 if they never did. The tenant may write it:
+    /// it is for people, and nothing is decided by it.
+    pub peak_bytes: u64,
 }
 
 impl GpuUse {
@@ -55,6 +58,16 @@ pub struct ProcessUse {
     pub alive: bool,
     /// Held on each of the slice's GPUs, in their order.
     pub held_bytes: Vec<u64>,
+    /// What it uses that cannot be suspended: bits of [`Uses`].
+    pub uses: u32,
+}
+
+impl ProcessUse {
+    /// Does the process use this, as its filter has noted? The tenant may write it: a false note is that task's own damage.
+    #[must_use]
+    pub const fn uses(&self, what: Uses) -> bool {
+        self.uses & what as u32 != 0
+    }
 }
 
 /// A slice at one moment.
@@ -86,8 +99,10 @@ impl Observer {
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let open = || {
             let path = c_path(&dir.join(LIMITS_FILE))?;
-            let limits = Fd::open(&path, libc::O_RDWR).or_else(|_| Fd::open(&path, libc::O_RDONLY))?;
-            Ok((limits, Fd::open(&c_path(&dir.join(USAGE_FILE))?, libc::O_RDONLY)?))
+            // A file that was put in the place of ours is not read, and above all not written, by way of a link.
+            let open = |path: &CString, access| Fd::open(path, access | libc::O_NOFOLLOW);
+            let limits = open(&path, libc::O_RDWR).or_else(|_| open(&path, libc::O_RDONLY))?;
+            Ok((limits, open(&c_path(&dir.join(USAGE_FILE))?, libc::O_RDONLY)?))
         };
         let (limits, usage) = open().map_err(|error| HostError::Open(dir.to_owned(), error))?;
         let observer = Self { limits, usage, dir: dir.to_owned(), refusals_read: 0 };
@@ -117,10 +132,13 @@ impl Observer {
             let dead = processes.iter().filter(|process| !process.alive);
             let of_dead: u64 = dead.filter_map(|process| process.held_bytes.get(index)).sum();
             GpuUse {
-                uuid: *gpu.uuid(),
+                uuid: gpu.uuid(),
                 limit_bytes: u64::from(gpu.limit_granules()) * GRANULE_BYTES,
                 counted_bytes: (u64::from(sum) * GRANULE_BYTES).saturating_sub(of_dead),
                 hidden_bytes: u64::from(gpu.hidden_granules()) * GRANULE_BYTES,
+                peak_bytes: usage.totals.get(index).map_or(0, |total| {
+                    u64::from(total.peak.load(Ordering::Relaxed).min(protocol::MAX_GRANULES)) * GRANULE_BYTES
+                }),
             }
         });
         Ok(SliceUse { lease: lease(&limits), gpus: gpus.collect(), processes })
@@ -137,6 +155,7 @@ impl Observer {
             pid,
             alive: self.is_alive(slot, number),
             held_bytes: (0..gpus).map(held).collect(),
+            uses: slot.uses.load(Ordering::Relaxed),
         })
     }
 
@@ -209,18 +228,68 @@ impl Observer {
     /// # Errors
     /// As [`Observer::set_limit`].
     pub fn set_hidden(&self, uuid: &Uuid, hidden_bytes: u64) -> Result<(), HostError> {
-        self.set(uuid, offset_of!(GpuEntry, hidden_bytes), hidden_bytes)
+        // No amount means that the slice is closed, not even in the last entry.
+        self.set(uuid, offset_of!(GpuEntry, hidden_bytes), hidden_bytes.min(CLOSED - 1))
+    }
+
+    /// Lets nothing be reserved until [`Observer::reopen`]: whoever reserves waits. For a task that is being suspended.
+    ///
+    /// # Errors
+    /// [`HostError`] if `limits` can't be written.
+    pub fn close(&self) -> Result<(), HostError> {
+        self.set_closed(CLOSED)
+    }
+
+    /// Ends what [`Observer::close`] began.
+    ///
+    /// # Errors
+    /// [`HostError`] if `limits` can't be written.
+    pub fn reopen(&self) -> Result<(), HostError> {
+        self.set_closed(0)
+    }
+
+    /// Is the slice closed?
+    ///
+    /// # Errors
+    /// [`HostError`] if `limits` can't be read.
+    pub fn is_closed(&self) -> Result<bool, HostError> {
+        Ok(self.limits()?.is_closed())
+    }
+
+    fn set_closed(&self, word: u64) -> Result<(), HostError> {
+        self.write(MAX_GPUS - 1, offset_of!(GpuEntry, hidden_bytes), &word.to_ne_bytes())
+    }
+
+    /// The slice's part of `old` is one of `new` from now on. Only for a closed slice, none of whose processes is running on a GPU.
+    ///
+    /// # Errors
+    /// As [`Observer::set_limit`].
+    pub fn replace_gpu(&self, old: &Uuid, new: &Uuid) -> Result<(), HostError> {
+        let index = self.index_of(old)?;
+        // What the task's environment names. It is there before the GPU changes.
+        if self.limits()?.former_gpu().is_none() {
+            self.write(MAX_GPUS - 1, offset_of!(GpuEntry, uuid), old)?;
+        }
+        self.write(index, offset_of!(GpuEntry, uuid), new)
+    }
+
+    fn index_of(&self, uuid: &Uuid) -> Result<usize, HostError> {
+        let limits = self.limits()?;
+        let index = limits.gpus().iter().position(|gpu| gpu.uuid() == *uuid);
+        index.ok_or_else(|| HostError::UnknownGpu(format!("{uuid:02x?}")))
+    }
+
+    fn set(&self, uuid: &Uuid, field: usize, bytes: u64) -> Result<(), HostError> {
+        self.write(self.index_of(uuid)?, field, &bytes.to_ne_bytes())
     }
 
     /// Not through a mapping, which an accomplice could cut short under us. The kernels and processors that we know copy eight aligned
     /// bytes in one step.
-    fn set(&self, uuid: &Uuid, field: usize, bytes: u64) -> Result<(), HostError> {
-        let limits = self.limits()?;
-        let index = limits.gpus().iter().position(|gpu| gpu.uuid() == uuid);
-        let index = index.ok_or_else(|| HostError::UnknownGpu(format!("{uuid:02x?}")))?;
+    fn write(&self, index: usize, field: usize, bytes: &[u8]) -> Result<(), HostError> {
         let at = offset_of!(LimitsRegion, gpus) + index * size_of::<GpuEntry>() + field;
-        let written = self.limits.write_at(&bytes.to_ne_bytes(), at);
-        written.map_err(|errno| HostError::Open(self.dir.join(LIMITS_FILE), OpenError::Io(errno)))
+        self.limits
+            .write_at(bytes, at)
+            .map_err(|errno| HostError::Open(self.dir.join(LIMITS_FILE), OpenError::Io(errno)))
     }
 }
 

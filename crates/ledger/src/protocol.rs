@@ -144,13 +144,13 @@ pub fn charged<G: GpuCells>(gpu: &G, slot: u32) -> u32 {
     low(if took_effect(record, gpu.word().load(), slot, intent) { intent } else { held })
 }
 
-/// Adds `granules` to the GPU's word and to the slot, or refuses.
+/// Adds `granules` to the GPU's word and to the slot, or refuses. Returns the granules that are in use then.
 ///
 /// Only the slot's owner may call this, and not twice at a time.
 ///
 /// # Errors
 /// [`Over`] if the sum would exceed `limit`; nothing has changed then.
-pub fn reserve<G: GpuCells>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Result<(), Over> {
+pub fn reserve<G: GpuCells>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Result<u32, Over> {
     change(
         gpu,
         slot,
@@ -168,35 +168,37 @@ pub fn reserve<G: GpuCells>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Re
 /// Only the slot's owner may call this, and not twice at a time.
 pub fn release<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
     let granules = granules.min(held(gpu, slot));
-    let given: Result<(), core::convert::Infallible> =
+    let given: Result<u32, core::convert::Infallible> =
         change(gpu, slot, |used| Ok(used.saturating_sub(granules)), |held| held.saturating_sub(granules));
-    let Ok(()) = given;
+    let Ok(_) = given;
 }
 
 /// Charges the slot with exactly `granules`, regardless of the limit: for memory that is already in use when it is noticed.
+/// Returns the granules that are in use then.
 ///
 /// Only the slot's owner may call this, and not twice at a time.
-pub fn set_held<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
+pub fn set_held<G: GpuCells>(gpu: &G, slot: u32, granules: u32) -> u32 {
     let before = held(gpu, slot);
-    let set: Result<(), core::convert::Infallible> = change(
+    let set: Result<u32, core::convert::Infallible> = change(
         gpu,
         slot,
         |used| Ok(used.saturating_sub(before).saturating_add(granules).min(MAX_GRANULES)),
         |_| granules,
     );
-    let Ok(()) = set;
+    let Ok(used) = set;
+    used
 }
 
-/// One operation of a slot by its owner: intent, word, held.
+/// One operation of a slot by its owner: intent, word, held. Returns the granules that are in use after it.
 #[inline]
 fn change<G: GpuCells, E>(
     gpu: &G,
     slot: u32,
     sum_after: impl Fn(u32) -> Result<u32, E>,
     held_after: impl Fn(u32) -> u32,
-) -> Result<(), E> {
-    let Some(record) = gpu.record(slot) else { return Ok(()) };
+) -> Result<u32, E> {
     let mut word = gpu.word().load();
+    let Some(record) = gpu.record(slot) else { return Ok(used(word)) };
     let mut sum = sum_after(used(word))?;
     let seq = high(record.intent.load()).wrapping_add(1);
     let after = pair(seq, held_after(low(record.held.load())));
@@ -204,7 +206,7 @@ fn change<G: GpuCells, E>(
     loop {
         if acknowledge(gpu, word, slot) && gpu.word().swap_if(word, pack_word(seq, slot, sum)) {
             record.held.store(after);
-            return Ok(());
+            return Ok(sum);
         }
         word = gpu.word().load();
         sum = sum_after(used(word))?;

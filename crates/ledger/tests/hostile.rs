@@ -10,7 +10,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use cantle_ledger::host::{self, GpuLimit, HostError, Observer};
+use cantle_ledger::compute::{self, GatePage, GrantTerms, LaunchWatch};
+use cantle_ledger::host::{self, GpuLimit, Grown, HostError, Observer};
 use cantle_ledger::{Attachment, GRANULE_BYTES, Ledger, OpenError};
 use proptest::prelude::*;
 
@@ -250,11 +251,96 @@ fn limits_that_an_accomplice_cuts_short_end_no_agent() {
 #[test]
 fn a_file_that_grows_is_cut_back() {
     let slice = Slice::new();
-    let length = fs::metadata(slice.usage()).unwrap().len();
-    assert_eq!(host::cut_back(slice.dir.path()), None);
-    let file = OpenOptions::new().write(true).open(slice.usage()).unwrap();
-    file.write_all_at(&[1; 4096], length + (1 << 20)).unwrap();
-    assert_eq!(host::cut_back(slice.dir.path()), Some(length + (1 << 20) + 4096));
-    assert_eq!(fs::metadata(slice.usage()).unwrap().len(), length);
+    let _arbiter = with_compute(&slice);
+    assert_eq!(host::cut_back(slice.dir.path()), Grown::default());
+    for (name, is_tasks) in [("limits", false), ("usage", true), ("grant", false), ("launches", true)] {
+        let path = slice.dir.path().join(name);
+        let length = fs::metadata(&path).unwrap().len();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&[1; 4096], length + (1 << 20)).unwrap();
+        let grown = Some(length + (1 << 20) + 4096);
+        let (by_task_bytes, by_others_bytes) = if is_tasks { (grown, None) } else { (None, grown) };
+        assert_eq!(host::cut_back(slice.dir.path()), Grown { by_task_bytes, by_others_bytes }, "{name}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), length, "{name}");
+    }
     assert!(slice.observer().snapshot().is_ok(), "its accounting is as it was");
+}
+
+const TERMS: GrantTerms = GrantTerms { uuid: GPU, mode: 1, request_milli: 500, limit_milli: None };
+
+fn with_compute(slice: &Slice) -> LaunchWatch {
+    compute::create_grant(slice.dir.path(), &TERMS).unwrap();
+    LaunchWatch::open(slice.dir.path(), TERMS).unwrap()
+}
+
+#[test]
+fn an_arbiter_that_finds_spoiled_pages_writes_them_again() {
+    for file in ["grant", "launches"] {
+        for how in ["truncated", "shortened", "zeroed", "all ones", "cut and stretched"] {
+            let slice = Slice::new();
+            compute::create_grant(slice.dir.path(), &TERMS).unwrap();
+            spoil(how, &slice.dir.path().join(file));
+            let mut arbiter = LaunchWatch::open(slice.dir.path(), TERMS).unwrap();
+            arbiter.observe(1_000);
+            arbiter.reap();
+            arbiter.announce(1_000_000, true, 200_000, 5, false);
+            let (terms, granted_ns, ..) = compute::read_grant(slice.dir.path()).unwrap();
+            assert_eq!((terms, granted_ns), (TERMS, 5), "{file} {how}");
+        }
+    }
+}
+
+#[test]
+fn nothing_that_happens_to_its_pages_ends_an_arbiter() {
+    for file in ["grant", "launches"] {
+        for how in ["truncated", "shortened", "zeroed", "all ones", "cut and stretched"] {
+            let slice = Slice::new();
+            let mut arbiter = with_compute(&slice);
+            spoil(how, &slice.dir.path().join(file));
+            arbiter.observe(1_000);
+            arbiter.reap();
+            arbiter.announce(1_000_000, true, 200_000, 5, false);
+            let (terms, granted_ns, ..) = compute::read_grant(slice.dir.path()).unwrap();
+            assert_eq!((terms.request_milli, granted_ns), (500, 5), "{how}: its own words are there again");
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_waits_at_a_gate_is_woken() {
+    let slice = Slice::new();
+    let mut arbiter = with_compute(&slice);
+    arbiter.announce(1_000_000, false, 200_000, 0, false);
+    let page = GatePage::open(&c_path(slice.dir.path())).unwrap();
+    let closed = page.word();
+    let waiter = std::thread::spawn(move || {
+        let a_minute = libc::timespec { tv_sec: 60, tv_nsec: 0 };
+        // SAFETY: the word is in the mapping of `page`, which lives until the thread ends; the time is a live local.
+        let status = unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                page.word_cell().as_ptr(),
+                libc::FUTEX_WAIT,
+                closed,
+                &raw const a_minute,
+            )
+        };
+        (status, page.word())
+    });
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    arbiter.announce(2_000_000, true, 200_000, 0, false);
+    assert_eq!(waiter.join().unwrap(), (0, closed + 1));
+}
+
+#[test]
+fn a_link_in_the_place_of_a_file_leads_nowhere() {
+    let (slice, elsewhere) = (Slice::new(), Slice::new());
+    for file in ["limits", "usage"] {
+        let path = slice.dir.path().join(file);
+        fs::rename(&path, path.with_extension("away")).unwrap();
+        std::os::unix::fs::symlink(elsewhere.dir.path().join(file), &path).unwrap();
+        let opened = Observer::open(slice.dir.path());
+        assert!(matches!(opened, Err(HostError::Open(_, OpenError::Io(libc::ELOOP)))), "{file}: {opened:?}");
+        fs::rename(path.with_extension("away"), &path).unwrap();
+    }
 }

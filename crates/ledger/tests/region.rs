@@ -4,6 +4,8 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use cantle_ledger::host::{self, GpuLimit, HostError, Observer};
 use cantle_ledger::{
@@ -143,6 +145,58 @@ fn hidden_memory_keeps_others_out_and_shows() {
     account.release(7);
     observer.set_hidden(&SECOND, 0).unwrap();
     account.reserve(10).unwrap();
+}
+
+#[test]
+fn no_look_of_the_agent_opens_a_slice_that_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = c_path(dir.path());
+    let limit = GpuLimit { uuid: FIRST, limit_bytes: 10 * GRANULE_BYTES, context_bytes: 0 };
+    host::create(dir.path(), "lease-7", &[limit]).unwrap();
+    let attachment = Attachment::new(&path).unwrap();
+    let (agent, command) = (Observer::open(dir.path()).unwrap(), Observer::open(dir.path()).unwrap());
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for granules in (0..5).cycle().take_while(|_| !is_done.load(Ordering::Relaxed)) {
+                agent.set_hidden(&FIRST, granules * GRANULE_BYTES).unwrap();
+            }
+        });
+        let opened = (0..20_000).filter(|_| {
+            command.close().unwrap();
+            let opened = (0..3).any(|_| !command.is_closed().unwrap());
+            command.reopen().unwrap();
+            opened
+        });
+        let opened = opened.count();
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(opened, 0);
+    });
+    agent.set_hidden(&FIRST, GRANULE_BYTES).unwrap();
+    assert_eq!(attachment.account(0).unwrap().reserve(10), Err(Over { used: 1, limit: 10, asked: 10 }));
+    attachment.account(0).unwrap().reserve(9).unwrap();
+}
+
+#[test]
+fn the_peak_of_all_processes_stays_after_they_ended() {
+    let (dir, path) = slice();
+    let observer = Observer::open(dir.path()).unwrap();
+    let peaks = || -> Vec<u64> {
+        observer.snapshot().unwrap().gpus.iter().map(|gpu| gpu.peak_bytes / GRANULE_BYTES).collect()
+    };
+    assert_eq!(peaks(), [0, 0]);
+    let (one, other) = (Attachment::new(&path).unwrap(), Attachment::new(&path).unwrap());
+    let (mut first, mut second) = (one.account(1).unwrap(), other.account(1).unwrap());
+    first.reserve(4).unwrap();
+    second.reserve(3).unwrap();
+    observer.set_hidden(&SECOND, GRANULE_BYTES).unwrap();
+    first.release(2);
+    assert!(second.reserve(9).is_err());
+    assert_eq!(peaks(), [0, 7], "what was refused was never in use");
+    second.reserve(2).unwrap();
+    assert_eq!(peaks(), [0, 8], "5 + 2 and the hidden one");
+    drop((one, other));
+    assert_eq!(peaks(), [0, 8]);
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, ComputeShare, GpuUuid, LeaseId, MigInstance, Milli, Share, TaskId};
+use crate::{
+    Bytes, ComputeShare, GpuUuid, LeaseId, LimitBackend, MigInstance, Milli, Share, Suspension, TaskId,
+};
 
 /// A part of one GPU: memory bytes and compute share, or one MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,6 +161,32 @@ pub struct Lease {
     /// The directory of the task's control group, once started: its members are the processes of the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
+    /// The driver enforces the memory limits of its slices too, as limits of its control group; not those of MIG instances.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub native_limit: bool,
+    /// When the task ends at the latest, in milliseconds since 1970, once started; none if it has no time limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_ms: Option<i64>,
+    /// Memory of each slice that is kept for modules; see [`Lease::module_reserve`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub module_reserve_bytes: u64,
+    /// The suspension of its task, from before the first step until the task runs again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
+    /// How often the slices of the running task have changed: it was suspended, resumed or resized. A lease that says something else with
+    /// the same number was changed by somebody else.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub changes: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_none(changes: &u32) -> bool {
+    *changes == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Lease {
@@ -178,6 +206,41 @@ impl Lease {
             enforcement: None,
             compute: None,
             cgroup: None,
+            native_limit: false,
+            ends_ms: None,
+            module_reserve_bytes: 0,
+            suspension: None,
+            changes: 0,
+        }
+    }
+
+    /// The memory limits of its slices of a GPU, in bytes, in sum.
+    #[must_use]
+    pub fn memory_limit_on(&self, gpu: &GpuUuid) -> u64 {
+        let slices = self.slices.iter().filter(|slice| slice.gpu == *gpu);
+        slices.map(|slice| slice.memory_limit_bytes).sum()
+    }
+
+    /// What enforces the memory limit of this slice of the lease, the strongest first; nothing until the task has started.
+    #[must_use]
+    pub fn enforced_by(&self, slice: &Slice) -> Vec<LimitBackend> {
+        let strongest = match slice {
+            _ if self.enforcement.is_none() => return Vec::new(),
+            Slice { mig: Some(_), .. } => Some(LimitBackend::Mig),
+            Slice { mig: None, .. } => self.native_limit.then_some(LimitBackend::Nvml),
+        };
+        strongest.into_iter().chain([LimitBackend::Filter]).collect()
+    }
+
+    /// What allocations of this slice of the lease leave for modules, which no call asks for: at most half of a part of a GPU. A program that has a
+    /// whole GPU or an instance to itself hurts nobody.
+    #[must_use]
+    pub fn module_reserve(&self, slice: &Slice) -> u64 {
+        match slice {
+            Slice { mig: None, milli, memory_limit_bytes, .. } if milli.0 < 1000 => {
+                self.module_reserve_bytes.min(memory_limit_bytes / 2)
+            }
+            _ => 0,
         }
     }
 }
@@ -195,6 +258,19 @@ mod tests {
         };
         let (gpu, mig) = (GpuUuid("GPU-0".to_owned()), mig.map(instance));
         Slice { gpu, milli: Milli(milli), memory_limit_bytes: gib << 30, mig }
+    }
+
+    #[test]
+    fn the_strongest_backend_is_first() {
+        let slices = vec![slice(500, 10, None), slice(125, 5, Some(("1g.5gb", 0)))];
+        let owner = Holder { pid: 1, start_ticks: 1 };
+        let mut lease = Lease::new(LeaseId::from("l"), TaskId::from("t"), slices, owner);
+        assert!(lease.enforced_by(&lease.slices[0]).is_empty(), "it has not started");
+        lease.enforcement = Some(Enforcement::MountNamespace);
+        assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Filter]);
+        lease.native_limit = true;
+        assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Nvml, LimitBackend::Filter]);
+        assert_eq!(lease.enforced_by(&lease.slices[1]), [LimitBackend::Mig, LimitBackend::Filter]);
     }
 
     #[test]

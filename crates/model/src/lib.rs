@@ -5,31 +5,43 @@
 //! ([`GpuRequest::share_of`] for shared GPUs, the crate `cantle-mig` for GPUs in MIG mode). Everything downstream
 //! counts slices.
 
+mod after;
 mod amount;
+mod array;
+mod budget;
 mod capability;
 mod compute;
+mod enforce;
 mod fleet;
 mod fraction;
 mod gpu;
 mod gpulist;
 mod id;
 mod lease;
+mod measured;
 mod pool;
 mod queue;
 mod quota;
 mod request;
+mod suspension;
 mod task;
+mod time_limit;
 mod user_limits;
 
+pub use after::{After, AfterError, AfterList, Ending, Met};
 pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted, whole_granules};
+pub use array::{ArrayError, ArraySpec};
+pub use budget::{AtFull, Budget, gpu_hours};
 pub use capability::{WITHHELD_CAPABILITIES, is_withheld};
 pub use compute::{ComputeError, ComputeMode, ComputeRequest, ComputeShare};
+pub use enforce::{EnforceMode, EnforceModeError, LimitBackend};
 pub use fleet::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, TaskTerms, Victim, WaitingTask};
 pub use fraction::Fraction;
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{AllocatedPart, Enforcement, Holder, Lease, Slice};
+pub use measured::Measured;
 pub use pool::{Pool, PoolError, PoolRule, glob, pools_of};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{
@@ -37,5 +49,7 @@ pub use quota::{
     projects_above,
 };
 pub use request::{GpuRequest, Isolation, RequestError, Share};
+pub use suspension::{Suspension, SuspensionStep};
 pub use task::TaskStatus;
+pub use time_limit::{TimeLimit, TimeLimitError};
 pub use user_limits::UserLimits;

@@ -257,7 +257,7 @@ impl AllocatableGpus {
         // In MIG mode others hold instances, not bytes.
         let foreign_bytes = match gpu.mig {
             true => 0,
-            false => capacity::foreign_bytes(self.driver.as_ref(), &gpu, leases.iter(), members)?,
+            false => capacity::foreign_bytes(self.driver.as_ref(), &self.node, &gpu, leases.iter(), members)?,
         };
         Ok(Offer { table: now.or(known).map(Arc::new), switches, foreign_bytes, ..Offer::new(gpu) })
     }

@@ -8,6 +8,7 @@ use cantle_model::{Gpu, Lease, LeaseId};
 
 use crate::clock::now_ms;
 use crate::members::Members;
+use crate::watchdog::figures::{self, BORNE_BYTES};
 use crate::watchdog::{actual_bytes, tolerance_bytes};
 use crate::{NodeError, mig};
 
@@ -47,22 +48,27 @@ fn offer(
     match geometry {
         // In MIG mode others hold instances, not bytes.
         Some(geometry) => (offer.table, offer.instances) = (Some(geometry.table), geometry.instances),
-        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases.iter().chain(neighbors), members)?,
+        None => {
+            offer.foreign_bytes = foreign_bytes(driver, node, gpu, leases.iter().chain(neighbors), members)?;
+        }
     }
     Ok(offer)
 }
 
 /// Memory of `gpu` that no lease answers for: what processes outside of slices hold, and what a task was let take beyond its own
-/// (the watchdog's tolerance aside, which every slice bears).
+/// (the watchdog's tolerance aside, which every slice bears). Where no process has a figure, what is in use beyond all slices.
 pub(crate) fn foreign_bytes<'a>(
     driver: &dyn Driver,
+    node: &crate::NodeStore,
     gpu: &Gpu,
     leases: impl Iterator<Item = &'a Lease>,
     members: &Members,
 ) -> Result<u64, DriverError> {
     let mut foreign = 0;
     let mut held: BTreeMap<LeaseId, Vec<ProcessMemory>> = BTreeMap::new();
-    for process in driver.processes(&gpu.uuid)? {
+    let processes = driver.processes(&gpu.uuid)?;
+    let without_figures = figures::are_missing(driver, node, gpu, &processes);
+    for process in processes {
         match (members.lease_of(process.pid), process.used_bytes) {
             (Some(lease), _) => held.entry(lease).or_default().push(process),
             (None, Some(bytes)) => foreign += bytes,
@@ -70,9 +76,13 @@ pub(crate) fn foreign_bytes<'a>(
             (None, None) => return Ok(driver.memory(&gpu.uuid)?.used_bytes),
         }
     }
+    let limit = |lease: &Lease| lease.memory_limit_on(&gpu.uuid);
+    if without_figures {
+        let used_bytes = driver.memory(&gpu.uuid)?.used_bytes;
+        return Ok(used_bytes.saturating_sub(leases.map(limit).sum::<u64>() + BORNE_BYTES));
+    }
     for lease in leases {
-        let slices = lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid);
-        let limit: u64 = slices.map(|slice| slice.memory_limit_bytes).sum();
+        let limit = limit(lease);
         let held = held.get(&lease.id).map_or(&[][..], Vec::as_slice);
         foreign += actual_bytes(held).saturating_sub(limit + tolerance_bytes(held));
     }

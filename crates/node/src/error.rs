@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cantle_model::{AllocatedPart, ComputeError, GpuListError, LeaseId, MigName};
-use cantle_runtime::files::FileError;
+use cantle_runtime::files::{FileError, is_no_room};
 use cantle_sched::Reason;
 
 /// An error of a node.
@@ -157,6 +157,12 @@ pub enum NodeError {
     /// A GPU whose name is not a UUID.
     #[error("GPU {0} has no usable UUID; cantle keys its accounting by it")]
     BadUuid(String),
+    /// The driver's own limit was required, and there is none.
+    #[error("the driver's own memory limit cannot be used: {0}")]
+    NoDriverLimit(String),
+    /// A task that was not suspended, resumed, moved or resized.
+    #[error(transparent)]
+    Suspend(#[from] crate::suspend::SuspendError),
     /// The driver, or the lack of one.
     #[error(transparent)]
     Driver(#[from] cantle_driver::DriverError),
@@ -178,6 +184,7 @@ impl NodeError {
         match self {
             Self::Start(error) => error.is_out_of_room(),
             Self::File(error) => error.is_out_of_room(),
+            Self::Region(error) => error.system().is_some_and(|why| is_no_room(&why)),
             _ => false,
         }
     }
@@ -212,6 +219,10 @@ impl NodeError {
             }
             Self::NodeUnseen(_) => "the pod needs hostPID: true and root",
             Self::NoRoom(_) => "see cantle explain no-capacity",
+            Self::NoDriverLimit(_) => {
+                "give --enforce auto to use the filter alone where there is no such limit"
+            }
+            Self::Suspend(error) => return error.hint().map(str::to_owned).into_iter().collect(),
             Self::Start(error) => return error.hint().map(str::to_owned).into_iter().collect(),
             _ => return Vec::new(),
         };
@@ -232,6 +243,7 @@ impl NodeError {
             Self::NoRoom(_) => 6,
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu
+            | Self::NoDriverLimit(_)
             | Self::NotOnNode(_)
             | Self::NodeUnseen(_)
             | Self::LostGpu { .. }
@@ -240,6 +252,7 @@ impl NodeError {
             | Self::Region(_)
             | Self::Engine(_) => 7,
             Self::GpuTaken { .. } | Self::WorkerTaken { .. } | Self::NotFree { .. } => 8,
+            Self::Suspend(error) => error.exit_code(),
             Self::Start(error) => error.exit_code(),
             Self::File(_)
             | Self::NotOurs { .. }

@@ -4,12 +4,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use cantle_driver::{Driver, Installation, Load, ProcessMemory};
+use cantle_driver::{Driver, Load, ProcessMemory};
+use cantle_ledger::host::Observer;
 use cantle_model::{Gpu, Holder, Lease, Slice};
 
-use crate::NodeError;
 use crate::members::Members;
 use crate::store::NodeStore;
+use crate::{NodeError, gpu_uuid_bytes};
 
 /// A GPU of this machine.
 #[derive(Clone, Debug)]
@@ -37,25 +38,27 @@ pub struct SliceHere {
     pub processes: Vec<ProcessMemory>,
     /// The task's first process.
     pub leader: Option<u32>,
+    /// What the filter has counted, in bytes; none for a slice of another user.
+    pub counted_bytes: Option<u64>,
 }
 
 impl SliceHere {
-    /// What its processes hold, as far as the driver reports it, in bytes.
+    /// What its processes hold by the driver's figures, or by the filter's count where the driver has none, in bytes.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.processes.iter().filter_map(|process| process.used_bytes).sum()
+        let figures = self.processes.iter().filter_map(|process| process.used_bytes);
+        figures.reduce(u64::saturating_add).or(self.counted_bytes).unwrap_or(0)
     }
 }
 
-/// The GPUs of this machine with the slices of all its users.
+/// The GPUs of this machine with the slices of all its users; `own` are the leases of `node`.
 ///
 /// # Errors
-/// If the driver fails, or the own leases can't be read.
-pub fn gpus_here(driver: &dyn Driver, installation: &Installation) -> Result<Vec<GpuHere>, NodeError> {
-    let node = NodeStore::open(&NodeStore::dir_for(installation))?;
-    let (own, others) = (node.leases()?, node.neighbors());
-    let members = Members::of(&node, &own).and(&others);
-    let mut leases: Vec<Lease> = own.into_iter().chain(others).filter(is_active).collect();
+/// If the driver fails.
+pub fn gpus_here(driver: &dyn Driver, node: &NodeStore, own: &[Lease]) -> Result<Vec<GpuHere>, NodeError> {
+    let others = node.neighbors();
+    let members = Members::of(node, own).and(&others);
+    let mut leases: Vec<Lease> = own.iter().cloned().chain(others).filter(is_active).collect();
     leases.sort_by_key(|lease| lease.placed_ms);
     let mut found = Vec::new();
     for gpu in driver.gpus()? {
@@ -69,7 +72,9 @@ pub fn gpus_here(driver: &dyn Driver, installation: &Installation) -> Result<Vec
             let leader = lease.leader.filter(cantle_runtime::alive);
             let uid = leader.or(Some(lease.owner)).and_then(|first| uid_of(&first));
             let leader = leader.map(|leader| leader.pid);
-            Some(SliceHere { lease: lease.clone(), slice, uid, processes: of_lease(lease), leader })
+            let counted_bytes = counted_bytes(node, lease, &slice);
+            let processes = of_lease(lease);
+            Some(SliceHere { lease: lease.clone(), slice, uid, processes, leader, counted_bytes })
         };
         let slices = leases.iter().filter_map(slice).collect();
         let load = driver.load(&gpu.uuid).ok();
@@ -77,6 +82,12 @@ pub fn gpus_here(driver: &dyn Driver, installation: &Installation) -> Result<Vec
         found.push(GpuHere { gpu, load, used_bytes, slices });
     }
     Ok(found)
+}
+
+fn counted_bytes(node: &NodeStore, lease: &Lease, slice: &Slice) -> Option<u64> {
+    let region = Observer::open(&node.slice_dir(&lease.id)).and_then(|region| region.snapshot()).ok()?;
+    let uuid = gpu_uuid_bytes(slice.device())?;
+    region.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.counted_bytes)
 }
 
 /// Somebody answers for it, or its task lives.

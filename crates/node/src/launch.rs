@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 
 use cantle_driver::{ContextCache, Driver};
 use cantle_ledger::compute::{GrantTerms, create_grant};
-use cantle_ledger::host::{self, GpuLimit};
-use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
+use cantle_ledger::host::{self, GpuLimit, Observer};
+use cantle_model::{Bytes, EnforceMode, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
     Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
     check_filters, filter_files,
 };
 
 use crate::NodeError;
+use crate::native_limit;
 use crate::store::NodeStore;
 use crate::uuid::gpu_uuid_bytes;
 
@@ -25,6 +26,7 @@ pub struct Launcher {
     contexts: ContextCache,
     backend: BackendChoice,
     privileges: Privileges,
+    enforce: EnforceMode,
     /// The libraries as they were when they were found.
     installed: Vec<(PathBuf, Option<Identity>)>,
     /// cantle's own as they were when they were checked: what has not changed is not read again.
@@ -66,6 +68,7 @@ impl Launcher {
             contexts: context_cache(node),
             backend,
             privileges: Privileges::default(),
+            enforce: EnforceMode::default(),
         })
     }
 
@@ -73,6 +76,62 @@ impl Launcher {
     #[must_use]
     pub fn with_privileges(self, privileges: Privileges) -> Self {
         Self { privileges, ..self }
+    }
+
+    /// The wanted backend of memory limits.
+    #[must_use]
+    pub fn with_enforce(self, enforce: EnforceMode) -> Self {
+        Self { enforce, ..self }
+    }
+
+    /// Whether tasks on these GPUs get the driver's own limits; `in_containers` if they are containers.
+    ///
+    /// # Errors
+    /// If the limits are required and there are none.
+    pub fn check_enforce(
+        &self,
+        driver: &dyn Driver,
+        gpus: &[Gpu],
+        in_containers: bool,
+    ) -> Result<bool, NodeError> {
+        if self.enforce == EnforceMode::Filter || gpus.iter().all(|gpu| gpu.mig) {
+            return Ok(false);
+        }
+        let possible = if in_containers {
+            Err(native_limit::NOT_FOR_CONTAINERS.to_owned())
+        } else {
+            native_limit::driver_limits(driver, gpus)
+        };
+        match possible {
+            Err(why) if self.enforce == EnforceMode::Driver => Err(NodeError::NoDriverLimit(why)),
+            possible => Ok(possible.is_ok()),
+        }
+    }
+
+    /// Gives the task of a lease the driver's own limits, where there are some, as the last step before its start as processes of this machine.
+    ///
+    /// # Errors
+    /// If they are required and there are none, or one cannot be set; then nothing of them is left.
+    pub fn hold_by_driver(
+        &self,
+        (driver, node): (&dyn Driver, &NodeStore),
+        lease: &mut Lease,
+        spec: &mut TaskSpec,
+        gpus: &[Gpu],
+    ) -> Result<(), NodeError> {
+        native_limit::hold((driver, node), lease, spec, (gpus, self.enforce))
+    }
+
+    /// A task that is not started as processes of this machine has the filter alone.
+    ///
+    /// # Errors
+    /// If the driver's limits are required.
+    pub fn refuse_container(&self, lease: &Lease) -> Result<(), NodeError> {
+        let needs_one = lease.slices.iter().any(|slice| slice.mig.is_none());
+        if self.enforce == EnforceMode::Driver && needs_one {
+            return Err(NodeError::NoDriverLimit(native_limit::NOT_FOR_CONTAINERS.to_owned()));
+        }
+        Ok(())
     }
 
     /// A library of the driver that is not what it was: another driver has been installed. New tasks would have the
@@ -129,16 +188,11 @@ impl Launcher {
             })
         };
         let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;
-        if let (Some(share), [first, ..]) = (lease.compute, limits.as_slice()) {
-            let terms = GrantTerms {
-                uuid: first.uuid,
-                mode: share.mode.number(),
-                request_milli: share.request_milli.0,
-                limit_milli: share.limit_milli.map(|limit| limit.0),
-            };
+        if let Some(terms) = grant_terms(lease) {
             create_grant(&dir, &terms)?;
         }
-        Ok(host::create(&dir, &lease.id.0, &limits)?)
+        host::create(&dir, &lease.id.0, &limits)?;
+        keep_for_modules(&dir, lease, &limits)
     }
 
     /// The spec with which the runtime starts `command` under `lease`.
@@ -163,9 +217,32 @@ impl Launcher {
             },
             workspace: None,
             authorities: None,
+            cgroup: None,
             is_client: false,
+            secrets: command.secrets.clone(),
         }
     }
+}
+
+/// Charges what the slices keep for modules, so that no allocation takes it. The watchdog charges what they really take beyond that.
+fn keep_for_modules(dir: &Path, lease: &Lease, limits: &[GpuLimit]) -> Result<(), NodeError> {
+    if lease.module_reserve_bytes == 0 {
+        return Ok(());
+    }
+    let region = Observer::open(dir)?;
+    let mut slices = limits.iter().zip(&lease.slices);
+    slices.try_for_each(|(limit, slice)| Ok(region.set_hidden(&limit.uuid, lease.module_reserve(slice))?))
+}
+
+/// The terms on which the lease's slice gets compute time; none if that is not enforced.
+pub(crate) fn grant_terms(lease: &Lease) -> Option<GrantTerms> {
+    let share = lease.compute?;
+    Some(GrantTerms {
+        uuid: gpu_uuid_bytes(lease.slices.first()?.device())?,
+        mode: share.mode.number(),
+        request_milli: share.request_milli.0,
+        limit_milli: share.limit_milli.map(|limit| limit.0),
+    })
 }
 
 /// The figures of contexts that this node has measured.
@@ -180,8 +257,13 @@ pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<
     Lease { name, queue, placed_ms, ..Lease::new(id, task, slices, crate::own_holder()) }
 }
 
-/// The backend of a slice, as text.
-pub fn enforced_by(backend: &Backend) -> String {
+/// The backends of a slice, as text; `has_native_limit` if the driver enforces the limit too.
+pub fn enforced_by(backend: &Backend, has_native_limit: bool) -> String {
+    let by_filter = by_filter(backend);
+    if has_native_limit { by_filter.replacen("enforced by ", "enforced by driver + ", 1) } else { by_filter }
+}
+
+fn by_filter(backend: &Backend) -> String {
     match backend {
         Backend::None => "nothing to enforce".to_owned(),
         Backend::MountNamespace => "enforced by mount namespace".to_owned(),

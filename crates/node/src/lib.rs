@@ -16,9 +16,11 @@ mod launch;
 mod loaded;
 mod members;
 pub mod mig;
+mod native_limit;
 mod refusals;
 mod run_here;
 mod store;
+mod suspend;
 mod usage;
 mod uuid;
 mod watchdog;
@@ -33,10 +35,14 @@ pub use health::GpuFault;
 pub use here::{GpuHere, SliceHere, gpus_here};
 pub use launch::{Launcher, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
+pub use native_limit::{driver_limits, renew as renew_driver_limits};
 pub use refusals::Refusals;
 pub use run_here::{Docker, RunRequest, remembering, run_docker, run_here};
 pub use store::{GpuClaim, Locked, NodeStore, agents, hide_from_tasks};
-pub use usage::SliceUsage;
+pub use suspend::{
+    CheckpointHelper, LOCK_LIMIT, Recovery, SuspendError, Suspender, budget as parked_memory, suspended,
+};
+pub use usage::{SliceUsage, measured};
 pub use uuid::gpu_uuid_bytes;
 pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};
 

@@ -5,6 +5,10 @@
 //! ordinary user's, where none is delegated), and the group of a cluster's container is not known here. For them there are
 //! three hints: the process sees the task's accounting region as its own; another process of its container does; or it
 //! descends from the task's first process or from the owner of the lease.
+//!
+//! The signs are compared. A process that descends from one task and is in the group of another one, or sees the accounting of another one, was
+//! put there: by a kernel that lets a process start a child in any group, or by a program of root outside. No task can make another task's
+//! process its parent, so the parents decide: nobody is ended for another's process. It is reported ([`Members::contradictions`]).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +38,17 @@ pub(crate) struct Members {
     containers: BTreeSet<LeaseId>,
     regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
+    /// Those of them that stand for one lease of this store: what descends from them was started by its task.
+    creators: BTreeMap<u32, LeaseId>,
+    /// What contradicts itself, by pid.
+    contradictions: RefCell<BTreeMap<u32, Signs>>,
     /// The result from the ancestors of a process. Siblings have the same ancestors, and are queried in the same scan.
-    descent: RefCell<BTreeMap<u32, Option<LeaseId>>>,
+    descent: RefCell<Descent>,
+    created: RefCell<Descent>,
 }
+
+/// Leases by process, as far as its ancestors are known.
+type Descent = BTreeMap<u32, Option<LeaseId>>;
 
 impl Members {
     /// Of these leases. Orphans within a task stay its descendants: the owner of the lease is their subreaper.
@@ -52,7 +64,8 @@ impl Members {
             containers: leases.iter().filter(is_container).map(|lease| lease.id.clone()).collect(),
             regions: leases.iter().filter_map(region).collect(),
             roots: holders(leases).collect(),
-            descent: RefCell::default(),
+            creators: creators(leases),
+            ..Self::default()
         }
     }
 
@@ -65,9 +78,22 @@ impl Members {
 
     /// The lease that process `pid` belongs to.
     pub(crate) fn lease_of(&self, pid: u32) -> Option<LeaseId> {
-        let known =
-            self.in_groups.get(&pid).or_else(|| self.by_region(pid)).or_else(|| self.by_container(pid));
-        known.cloned().or_else(|| self.by_ancestor(pid))
+        let signs = Signs {
+            creator: by_ancestor(pid, &self.creators, &mut self.created.borrow_mut()),
+            group: self.in_groups.get(&pid).cloned(),
+            region: self.by_region(pid).cloned(),
+        };
+        let known = signs.decide().cloned();
+        if signs.named().len() > 1 {
+            self.contradictions.borrow_mut().insert(pid, signs);
+        }
+        let known = known.or_else(|| self.by_container(pid).cloned());
+        known.or_else(|| by_ancestor(pid, &self.roots, &mut self.descent.borrow_mut()))
+    }
+
+    /// Of the processes that were asked about.
+    pub(crate) fn contradictions(&self) -> BTreeMap<u32, Signs> {
+        self.contradictions.borrow().clone()
     }
 
     fn by_region(&self, pid: u32) -> Option<&LeaseId> {
@@ -84,25 +110,72 @@ impl Members {
         let lease = peers.into_iter().find_map(|peer| self.by_region(peer))?;
         self.containers.contains(lease).then_some(lease)
     }
+}
 
-    /// By the nearest ancestor that is the root of a task.
-    fn by_ancestor(&self, pid: u32) -> Option<LeaseId> {
-        let mut descent = self.descent.borrow_mut();
-        let (mut asked, mut next) = (Vec::new(), Some(pid));
-        let found = loop {
-            let Some(pid) = next.filter(|&pid| pid > 1 && asked.len() < DEPTH_MAX) else { break None };
-            if let Some(lease) = self.roots.get(&pid) {
-                break Some(lease.clone());
-            }
-            if let Some(known) = descent.get(&pid) {
-                break known.clone();
-            }
-            asked.push(pid);
-            next = parent_of(pid);
-        };
-        descent.extend(asked.into_iter().map(|pid| (pid, found.clone())));
-        found
+/// By the nearest ancestor that is one of these roots.
+fn by_ancestor(pid: u32, roots: &BTreeMap<u32, LeaseId>, descent: &mut Descent) -> Option<LeaseId> {
+    let (mut asked, mut next) = (Vec::new(), Some(pid));
+    let found = loop {
+        let Some(pid) = next.filter(|&pid| pid > 1 && asked.len() < DEPTH_MAX) else { break None };
+        if let Some(lease) = roots.get(&pid) {
+            break Some(lease.clone());
+        }
+        if let Some(known) = descent.get(&pid) {
+            break known.clone();
+        }
+        asked.push(pid);
+        next = parent_of(pid);
+    };
+    descent.extend(asked.into_iter().map(|pid| (pid, found.clone())));
+    found
+}
+
+/// Whose a process is by each of the kernel's signs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signs {
+    /// The task from which it descends.
+    creator: Option<LeaseId>,
+    /// The task in whose control group it is.
+    group: Option<LeaseId>,
+    /// The task whose accounting it sees.
+    region: Option<LeaseId>,
+}
+
+impl Signs {
+    fn decide(&self) -> Option<&LeaseId> {
+        self.creator.as_ref().or(self.group.as_ref()).or(self.region.as_ref())
     }
+
+    /// The leases that they name.
+    pub(crate) fn named(&self) -> BTreeSet<&LeaseId> {
+        [&self.creator, &self.group, &self.region].into_iter().flatten().collect()
+    }
+
+    /// A line about process `pid`; `name` is the name of a lease's task.
+    pub(crate) fn report(&self, pid: u32, name: impl Fn(&LeaseId) -> String) -> String {
+        let signs = [
+            ("descends from", &self.creator),
+            ("is in the control group of", &self.group),
+            ("sees the accounting of", &self.region),
+        ];
+        let said =
+            signs.into_iter().filter_map(|(sign, lease)| Some(format!("{sign} {}", name(lease.as_ref()?))));
+        let (said, counts_for) =
+            (said.collect::<Vec<_>>().join(" and "), self.decide().map(name).unwrap_or_default());
+        format!("process {pid} {said}: it counts for {counts_for}")
+    }
+}
+
+/// First processes, and owners of one lease only: an agent owns those of all its tasks.
+fn creators(leases: &[Lease]) -> BTreeMap<u32, LeaseId> {
+    let mut creators: BTreeMap<u32, Option<LeaseId>> = BTreeMap::new();
+    for (pid, lease) in holders(leases) {
+        let known = creators.entry(pid).or_insert_with(|| Some(lease.clone()));
+        if known.as_ref() != Some(&lease) {
+            *known = None;
+        }
+    }
+    creators.into_iter().filter_map(|(pid, lease)| Some((pid, lease?))).collect()
 }
 
 fn holders(leases: &[Lease]) -> impl Iterator<Item = (u32, LeaseId)> {
@@ -168,8 +241,21 @@ pub(crate) mod tests {
         std::fs::write(root.path().join("cgroup.procs"), format!("{me}\n")).unwrap();
         let in_group = Lease { cgroup: Some(root.path().to_owned()), ..lease("group", 1) };
         let by_descent = lease("descent", me);
-        let members = Members::of(&node, &[by_descent, in_group.clone()]);
+        let members = Members::of(&node, &[lease("stranger", 1), in_group.clone()]);
         assert_eq!(members.lease_of(me), Some(LeaseId::from("group")), "whatever else it looks like");
+        assert!(members.contradictions().is_empty());
+        let members = Members::of(&node, &[by_descent, in_group.clone()]);
+        assert_eq!(members.lease_of(me), Some(LeaseId::from("descent")), "it was put into the group");
+        let said = members.contradictions().remove(&me).unwrap();
+        assert_eq!(
+            said.report(7, |lease| format!("task {lease}")),
+            "process 7 descends from task descent and is in the control group of task group: it counts for task descent"
+        );
+        // An agent owns both: that says nothing about which of its tasks it is.
+        let group = Lease { owner: cantle_runtime::holder_of(me).unwrap(), ..in_group.clone() };
+        let members = Members::of(&node, &[lease("another", me), group]);
+        assert_eq!(members.lease_of(me), Some(LeaseId::from("group")));
+        assert!(members.contradictions().is_empty());
         assert_eq!(Members::default().and(&[in_group]).lease_of(me), None, "of another user");
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cantle_driver::{Driver, Installation};
 use cantle_model::{
-    ComputeError, ComputeRequest, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant,
-    TaskId,
+    ComputeError, ComputeRequest, EnforceMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId,
+    QueueSpec, QueueWant, TaskId, TimeLimit,
 };
 use cantle_runtime::{
     Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit, Privileges,
@@ -22,11 +22,15 @@ use crate::launch::{Launcher, enforced_by, got, new_lease};
 use crate::mig::{self, Stages, make_instances};
 use crate::refusals::Refusals;
 use crate::store::{Locked, NodeStore};
+use crate::suspend::Recovery;
 use crate::watchdog::{Finding, LOOK_INTERVAL, Watchdog};
 use crate::{NodeError, own_holder};
 
 /// How often a task that waits for capacity tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The time between SIGTERM and SIGKILL for a command whose time is over, as an agent leaves its tasks.
+const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// The request to `cantle run`.
 #[derive(Clone, Debug)]
@@ -41,14 +45,20 @@ pub struct RunRequest {
     pub compute: ComputeRequest,
     /// The command.
     pub command: Command,
+    /// Memory of each slice that is kept for modules.
+    pub module_reserve_bytes: u64,
     /// How long to wait for capacity; none: not at all.
     pub timeout: Option<Duration>,
+    /// How long the command may run.
+    pub time: Option<TimeLimit>,
     /// The driver whose GPUs are meant.
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
     /// The accepted backends.
     pub backend: BackendChoice,
+    /// The wanted backend of memory limits.
+    pub enforce: EnforceMode,
     /// Extra privileges of the task.
     pub privileges: Privileges,
     /// The container to run it in, if any; of a command line of docker's the engine only.
@@ -105,11 +115,19 @@ async fn run(
     let node = NodeStore::open(&NodeStore::dir_for(&request.installation))?;
     let launcher =
         Launcher::new(driver, &request.lib_dir, &node, request.backend)?.with_privileges(request.privileges);
+    let launcher = launcher.with_enforce(request.enforce);
     let lease = wait_for_capacity(driver, &node, &gpus, &request, notify).await?;
     let _arbiter = lease.compute.map(|_| ComputeArbiter::start(&node));
     let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher };
     let ran = run_under(&on, &request, docker, lease.clone(), notify).await;
-    node.lock()?.retire(&lease)?;
+    let locked = node.lock()?;
+    // As it is on disk: it has got a control group meanwhile.
+    let lease = locked.lease(&lease.id)?.unwrap_or(lease);
+    locked.retire(&lease)?;
+    drop(locked);
+    if let Some(reason) = lease.suspension.and_then(|suspension| suspension.reason) {
+        notify(&format!("the task was ended: {reason}"));
+    }
     ran
 }
 
@@ -145,7 +163,12 @@ async fn run_under(
     let &Equipment { driver, node, gpus, launcher } = on;
     make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
     launcher.make_region(driver, node, &lease, gpus)?;
-    let spec = launcher.spec(node, &lease, &request.command);
+    let mut spec = launcher.spec(node, &lease, &request.command);
+    if request.image.is_some() {
+        launcher.refuse_container(&lease)?;
+    } else {
+        launcher.hold_by_driver((driver, node), &mut lease, &mut spec, gpus)?;
+    }
     let confinement = spec.confinement.clone();
     let engine = match docker {
         Some(_) => {
@@ -163,12 +186,13 @@ async fn run_under(
     };
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
     let enforced = match &lease.compute {
-        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend)),
-        None => enforced_by(backend),
+        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend, lease.native_limit)),
+        None => enforced_by(backend, lease.native_limit),
     };
     lease.leader = Some(task.leader());
     lease.enforcement = backend.enforcement();
     lease.cgroup = task.cgroup();
+    lease.ends_ms = request.time.map(|limit| now_ms().saturating_add(limit.ms()));
     node.lock()?.put(&lease)?;
     // An instance may be larger than the request.
     let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
@@ -182,8 +206,9 @@ async fn run_under(
         lease: &lease,
         refusals: Refusals::of(&node.slice_dir(&lease.id)),
         watchdog: Watchdog::since(Instant::now()),
+        recovery: Recovery::new(&request.installation),
     };
-    let mut looks = looks();
+    let over = request.time.map(|limit| (Instant::now() + limit.duration(), limit));
     // Never begun again: a second wait for a container would not find the result that the first one has read and
     // removed.
     let mut ended = std::pin::pin!(task.wait());
@@ -197,6 +222,18 @@ async fn run_under(
             }
         }
     }
+    Ok(watch(&mut monitor, ended, over, &stopper, notify).await)
+}
+
+/// Watches a task until it has ended, and ends it when its time is over; its exit code.
+async fn watch(
+    monitor: &mut Monitor<'_>,
+    mut ended: std::pin::Pin<&mut impl Future<Output = Exit>>,
+    mut over: Option<(Instant, TimeLimit)>,
+    stopper: &Stopper,
+    notify: &dyn Fn(&str),
+) -> i32 {
+    let mut looks = looks();
     let mut is_killed = false;
     loop {
         tokio::select! {
@@ -204,11 +241,17 @@ async fn run_under(
             exit = &mut ended => {
                 monitor.final_report(notify);
                 // Of a task that was killed here, the line is out.
-                return Ok(if is_killed { exit.code() } else { reported(exit, notify) });
+                return if is_killed { exit.code() } else { reported(exit, notify) };
             }
             _ = looks.tick() => {}
         }
-        if monitor.poll(&stopper, notify) {
+        if let Some((_, limit)) = over.take_if(|(end, _)| Instant::now() >= *end) {
+            notify(&limit.is_over());
+            let stopper = stopper.clone();
+            // It has some time to tidy up, and is watched meanwhile.
+            tokio::spawn(async move { stopper.stop(STOP_GRACE).await });
+        }
+        if monitor.poll(stopper, notify) {
             is_killed = true;
             stopper.kill().await;
         }
@@ -239,12 +282,17 @@ struct Monitor<'a> {
     lease: &'a Lease,
     refusals: Option<Refusals>,
     watchdog: Watchdog,
+    recovery: Recovery,
 }
 
 impl Monitor<'_> {
     /// Reports refusals and findings; true if the task must be stopped.
     fn poll(&mut self, stopper: &Stopper, notify: &dyn Fn(&str)) -> bool {
         let now = Instant::now();
+        // The watchdog reports leases that cannot be read.
+        if let Ok(leases) = self.node.leases() {
+            self.recovery.look(self.node, &leases);
+        }
         let slices = &self.lease.slices;
         let refusals = self.refusals.as_mut();
         if let Some(line) = refusals.and_then(|it| it.report(slices, self.gpus, || stopper.pids(), now)) {
@@ -321,6 +369,7 @@ async fn docker_client(
         argv: words.into_iter().map(Into::into).collect(),
         slices: Vec::new(),
         is_client: true,
+        secrets: std::collections::BTreeMap::new(),
         ..spec
     })
 }
@@ -378,7 +427,8 @@ fn take(
     mig::name_given(driver, &mut slices)?;
     let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     let compute = request.compute.share_of(&slices)?;
-    let lease = Lease { compute, ..new_lease(id, name, None, slices) };
+    let module_reserve_bytes = request.module_reserve_bytes;
+    let lease = Lease { compute, module_reserve_bytes, ..new_lease(id, name, None, slices) };
     locked.put(&lease)?;
     Ok(Ok(lease))
 }

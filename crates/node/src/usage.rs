@@ -1,9 +1,10 @@
 //! How much the pods of a node use of their slices, for metrics.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use cantle_ledger::host::Observer;
-use cantle_model::{Gpu, Lease, LeaseId};
+use cantle_model::{Gpu, Lease, LeaseId, Measured};
 
 use crate::compute::{ComputeUse, compute_use};
 use crate::gpu_uuid_bytes;
@@ -30,6 +31,18 @@ pub struct SliceUsage {
     /// Allocations that were refused since this process first saw the lease; refusals that the region drops between two
     /// scans are missing.
     pub refused: u64,
+}
+
+/// What the processes of a slice used of it until now.
+#[must_use]
+pub fn measured(slice_dir: &Path) -> Measured {
+    let now = Observer::open(slice_dir).and_then(|region| region.snapshot()).ok();
+    // The agent counts what is hidden, also when no process allocates any more.
+    let peaks = now.iter().flat_map(|now| &now.gpus).map(|gpu| gpu.peak_bytes.max(gpu.used_bytes()));
+    Measured {
+        peak_bytes: peaks.max().filter(|bytes| *bytes > 0),
+        gpu_time_us: compute_use(slice_dir).map(|used| used.granted_us),
+    }
 }
 
 /// Counts refusals, lease by lease.

@@ -13,6 +13,7 @@
 //! keeps what it has once read of a lease, and reports where it cannot look. If the watchdog of a task is gone, every
 //! watchdog of the machine watches that task.
 
+pub(crate) mod figures;
 mod leases;
 mod over;
 mod region;
@@ -28,12 +29,16 @@ use tokio::time::Instant;
 use crate::health::new_faults;
 use crate::launch::context_cache;
 use crate::loaded::other_libcuda;
-use crate::members::{self, Members};
+use crate::members::{self, Members, Signs};
 use crate::store::NodeStore;
+use figures::Unaccounted;
 use leases::Remembered;
 pub use over::LOOK_INTERVAL;
 use over::Overs;
 use region::{Region, charge, overgrown};
+
+/// What a task may always hold beyond its slice.
+pub(crate) const ALWAYS_TOLERATED_BYTES: u64 = 512 << 20;
 
 /// Descriptors that a scan needs at a time, and some to spare for the driver.
 const RESERVED_FILES: usize = 16;
@@ -66,8 +71,12 @@ pub struct Watchdog {
     leases: Remembered,
     /// What the driver's kernel module takes for a context, by the name of the GPU or the instance, where that was measured.
     unattributed_bytes: BTreeMap<String, u64>,
+    /// Processes of which was reported at the last scan that the signs of whose they are contradict each other.
+    contradicting: BTreeMap<u32, Signs>,
     /// GPUs that did not answer at the last scan.
     unseen: BTreeSet<GpuUuid>,
+    /// GPUs of which the driver has no figure of a process.
+    unaccounted: Unaccounted,
     reserve: Vec<File>,
     /// Reports about GPUs, whether or not they have tasks.
     news: Vec<String>,
@@ -129,7 +138,8 @@ impl Watchdog {
         // The counters of other programs' tasks are read by the programs that watch those tasks.
         let regions: Vec<_> = watched.iter().map(|lease| Region::open(&node.slice_dir(&lease.id))).collect();
         let neighbors = node.neighbors();
-        let everybody = Everybody::ask(driver, gpus, &Members::of(node, &leases).and(&neighbors));
+        let members = Members::of(node, &leases).and(&neighbors);
+        let everybody = Everybody::ask(driver, node, gpus, &members);
         let crowded: BTreeSet<&GpuUuid> = gpus
             .iter()
             .filter(|gpu| everybody.claims_bytes(gpu, leases.iter().chain(&neighbors)) > gpu.memory_bytes)
@@ -137,6 +147,7 @@ impl Watchdog {
             .collect();
         let nothing = Held::new();
         let mut findings = self.unseen(&leases, &everybody, &ours);
+        findings.extend(self.contradicting(&leases, members.contradictions(), &ours));
         let ours_on = |gpu: &GpuUuid| {
             let on = |lease: &&Lease| lease.slices.iter().any(|slice| slice.gpu == *gpu);
             leases
@@ -149,6 +160,11 @@ impl Watchdog {
         findings.extend(faults.iter().flat_map(|(gpu, why)| {
             ours_on(gpu).into_iter().map(|lease| (lease, Finding::Trouble(why.clone())))
         }));
+        for gpu in gpus.iter().filter(|gpu| everybody.without_figures.contains(&gpu.uuid)) {
+            let found = self.unaccounted.look(driver, node, gpu, (&leases, &neighbors), now);
+            let ours = found.into_iter().filter(|(lease, _)| ours(lease));
+            findings.extend(ours.map(|(lease, text)| (lease, Finding::Trouble(text))));
+        }
         self.learn_contexts(driver, node, gpus, &watched);
         let stands_for = self.overs.look(now);
         for (lease, region) in watched.into_iter().zip(&regions) {
@@ -179,6 +195,28 @@ impl Watchdog {
                 self.unattributed_bytes.insert(slice.device().to_owned(), context.unattributed_bytes);
             }
         }
+    }
+
+    /// Reports for the leases of `ours` about processes whose signs contradict each other since this scan: to each task that a sign names.
+    fn contradicting(
+        &mut self,
+        leases: &[Lease],
+        found: BTreeMap<u32, Signs>,
+        ours: impl Fn(&LeaseId) -> bool,
+    ) -> Vec<(LeaseId, Finding)> {
+        let name = |id: &LeaseId| {
+            let lease = leases.iter().find(|lease| lease.id == *id);
+            lease.map_or_else(|| id.to_string(), |lease| format!("task {} (lease {id})", lease.name))
+        };
+        let known = std::mem::replace(&mut self.contradicting, found);
+        let mut findings = Vec::new();
+        for (pid, signs) in self.contradicting.iter().filter(|(pid, signs)| known.get(pid) != Some(signs)) {
+            let text = signs.report(*pid, name);
+            tracing::error!("{text}");
+            let named = signs.named().into_iter().filter(|lease| ours(lease));
+            findings.extend(named.map(|lease| (lease.clone(), Finding::Trouble(text.clone()))));
+        }
+        findings
     }
 
     /// Reports for the leases of `ours` on GPUs that can't be scanned since this scan.
@@ -261,7 +299,8 @@ fn check(
             is_crowded: crowded.contains(&gpu.uuid),
         };
         if let (Some(region), Some(now)) = (observer, now) {
-            charge(region, now, on_gpu.hidden_bytes());
+            let reserve = slice.map_or(0, |slice| lease.module_reserve(slice));
+            charge(region, now, on_gpu.hidden_bytes().max(reserve));
         }
         wrong = wrong.or_else(|| on_gpu.wrong());
     }
@@ -278,16 +317,21 @@ struct Everybody {
     foreign_bytes: BTreeMap<GpuUuid, u64>,
     /// GPUs that do not answer, and why. No answer proves nothing against a task; [`crate::capacity`] gives nothing more of them.
     unseen: BTreeMap<GpuUuid, String>,
+    /// GPUs of which the driver has no figure of a process.
+    without_figures: BTreeSet<GpuUuid>,
 }
 
 impl Everybody {
-    fn ask(driver: &dyn Driver, gpus: &[Gpu], members: &Members) -> Self {
+    fn ask(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu], members: &Members) -> Self {
         let mut everybody = Self::default();
         for gpu in gpus {
             let processes = driver.processes(&gpu.uuid).unwrap_or_else(|error: DriverError| {
                 everybody.unseen.insert(gpu.uuid.clone(), error.to_string());
                 Vec::new()
             });
+            if figures::are_missing(driver, node, gpu, &processes) {
+                everybody.without_figures.insert(gpu.uuid.clone());
+            }
             for process in processes {
                 match members.lease_of(process.pid) {
                     Some(lease) => {
@@ -308,8 +352,7 @@ impl Everybody {
     /// exceeds the memory, a task could not get all of its slice.
     fn claims_bytes<'a>(&self, gpu: &Gpu, leases: impl Iterator<Item = &'a Lease>) -> u64 {
         let claim = |lease: &Lease| {
-            let slices = lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid);
-            let limit: u64 = slices.map(|slice| slice.memory_limit_bytes).sum();
+            let limit = lease.memory_limit_on(&gpu.uuid);
             let held = self.held.get(&lease.id).and_then(|held| held.get(&gpu.uuid));
             let processes = held.map_or(&[][..], Vec::as_slice);
             limit.max(actual_bytes(processes).saturating_sub(tolerance_bytes(processes)))
@@ -326,7 +369,7 @@ pub(crate) fn actual_bytes(processes: &[ProcessMemory]) -> u64 {
 /// more of it for having more processes than eight: it is memory without a reservation.
 pub(crate) fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
     const PER_PROCESS_BYTES: u64 = 64 << 20;
-    const PER_TASK_BYTES: u64 = 512 << 20;
+    const PER_TASK_BYTES: u64 = ALWAYS_TOLERATED_BYTES;
     (PER_PROCESS_BYTES * processes.len() as u64).min(PER_TASK_BYTES)
 }
 

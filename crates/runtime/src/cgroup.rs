@@ -24,6 +24,9 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 const PARENT: &str = "cantle";
+const NO_UNIFIED: &str = "no control groups of version 2 are mounted";
+const NO_RIGHT: &str =
+    "this process may make no control group of version 2: run it as root, or let systemd delegate its group";
 /// A group can't be removed while the last of its processes is dying.
 const REMOVE_RETRIES: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -42,6 +45,23 @@ impl Cgroup {
     pub(crate) fn make(name: &str) -> Option<Self> {
         let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         hierarchies.iter().flat_map(Hierarchy::parents).find_map(|parent| make_below(&parent, name))
+    }
+
+    /// A new group called `name` of version 2, which a driver can limit.
+    ///
+    /// # Errors
+    /// Why there can be none here.
+    pub fn make_unified(name: &str) -> Result<Self, &'static str> {
+        let found = Hierarchy::unified(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        let found = found.ok_or(NO_UNIFIED)?;
+        found.parents().iter().find_map(|parent| make_below(parent, name)).ok_or(NO_RIGHT)
+    }
+
+    /// The mount point of the control groups of version 2, if there is one.
+    #[must_use]
+    pub fn unified_mount() -> Option<PathBuf> {
+        let found = Hierarchy::unified(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        found.map(|hierarchy| hierarchy.mount)
     }
 
     /// The group of a container, by its first process: the group that this program is not in itself.
@@ -151,25 +171,32 @@ struct Hierarchy {
 impl Hierarchy {
     /// The unified one, then the freezer's.
     fn all(mountinfo: &str, cgroups: &str) -> Vec<Self> {
-        let found = |kind: &str, controller: &str| {
-            let mount = mountinfo.lines().find_map(|line| {
-                let (left, right) = line.split_once(" - ")?;
-                let mut right = right.split(' ');
-                let (its_kind, options) = (right.next()?, right.nth(1)?);
-                let fits = its_kind == kind
-                    && (controller.is_empty() || options.split(',').any(|option| option == controller));
-                let mut left = left.split(' ').skip(3);
-                fits.then_some((left.next()?, left.next()?))
-            });
-            let (root, mount) = mount?;
-            let own = cgroups.lines().find_map(|line| {
-                let mut fields = line.splitn(3, ':').skip(1);
-                let controllers = fields.next()?;
-                controllers.split(',').any(|name| name == controller).then(|| fields.next())?
-            });
-            Some(Self { mount: mount.into(), root: root.to_owned(), own: own?.to_owned() })
-        };
-        [found("cgroup2", ""), found("cgroup", "freezer")].into_iter().flatten().collect()
+        let freezer = Self::find(mountinfo, cgroups, ("cgroup", "freezer"));
+        Self::unified(mountinfo, cgroups).into_iter().chain(freezer).collect()
+    }
+
+    /// That of version 2.
+    fn unified(mountinfo: &str, cgroups: &str) -> Option<Self> {
+        Self::find(mountinfo, cgroups, ("cgroup2", ""))
+    }
+
+    fn find(mountinfo: &str, cgroups: &str, (kind, controller): (&str, &str)) -> Option<Self> {
+        let mount = mountinfo.lines().find_map(|line| {
+            let (left, right) = line.split_once(" - ")?;
+            let mut right = right.split(' ');
+            let (its_kind, options) = (right.next()?, right.nth(1)?);
+            let fits = its_kind == kind
+                && (controller.is_empty() || options.split(',').any(|option| option == controller));
+            let mut left = left.split(' ').skip(3);
+            fits.then_some((left.next()?, left.next()?))
+        });
+        let (root, mount) = mount?;
+        let own = cgroups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let controllers = fields.next()?;
+            controllers.split(',').any(|name| name == controller).then(|| fields.next())?
+        });
+        Some(Self { mount: mount.into(), root: root.to_owned(), own: own?.to_owned() })
     }
 
     fn directory(&self, path: &str) -> PathBuf {

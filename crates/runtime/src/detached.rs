@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use nix::unistd::{User, geteuid};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::container::Container;
@@ -74,8 +74,15 @@ pub async fn start_detached(
     written.map_err(|why| StartError::setup("write the task directory", why))?;
     let mut command = supervisor_command(exe);
     command.arg(directory.path());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let stdin = if spec.secrets.is_empty() { Stdio::null() } else { Stdio::piped() };
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|why| StartError::setup("start the supervisor", why))?;
+    if let Some(mut to) = child.stdin.take() {
+        let secrets = serde_json::to_vec(&spec.secrets).map_err(std::io::Error::from);
+        let secrets = secrets.map_err(|why| StartError::setup("pass the secrets on", why))?;
+        // A supervisor that was killed reports nothing, which comes next.
+        let _ = to.write_all(&secrets).await;
+    }
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
         let read = BufReader::new(out).read_line(&mut line).await;

@@ -1,3 +1,6 @@
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
 use cantle_model::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +42,11 @@ impl Exit {
             (KILLED, Some(limit_bytes)) => Self::PerhapsOutOfMemory { limit_bytes },
             (code, _) => Self::Code(code),
         }
+    }
+
+    /// Of a child of this process.
+    pub(crate) fn of_status(status: ExitStatus) -> Self {
+        status.code().map(Self::Code).or_else(|| status.signal().map(Self::Signal)).unwrap_or(Self::Lost)
     }
 
     /// As a shell reports it: the code, 128+N for a signal; 125 if unknown.

@@ -52,6 +52,12 @@ impl FileError {
     }
 }
 
+/// Is it the machine that has no room: too many processes or open files, a full disk or memory?
+#[must_use]
+pub fn is_no_room(why: &io::Error) -> bool {
+    why.is_out_of_room()
+}
+
 /// The system calls that decide what is on disk. A test replaces them by a disk that loses its power.
 pub(crate) trait FileSystem {
     /// An open file or directory.

@@ -5,6 +5,7 @@
 //! kernel protects: no signal from within ends it, and all orphans become its children. It ends when none is left, and the
 //! kernel kills the processes that are left when it ends.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -20,6 +21,7 @@ use nix::sys::signal::SigSet;
 use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{Pid, close, pipe2};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Why as _;
@@ -29,10 +31,13 @@ use crate::{Exit, StartError, TaskUser};
 /// The word after [`crate::TASK_INIT_COMMAND`] that makes a program a task's first process.
 pub(crate) const FIRST: &str = "--first";
 
+/// The name of the memory in which it keeps the secrets of its task.
+const SECRETS: &str = "cantle-secrets";
+
 /// What a login gives files of a user.
-const UMASK: Mode = Mode::from_bits_truncate(0o022);
+pub(crate) const UMASK: Mode = Mode::from_bits_truncate(0o022);
 /// Names the settings of ClearML's programs.
-const SETTINGS: &str = "CLEARML_CONFIG_FILE";
+pub(crate) const SETTINGS: &str = "CLEARML_CONFIG_FILE";
 
 /// The steps of the first process before it starts the task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,8 +144,10 @@ impl Go {
         Ok((Self(File::from(ours)), theirs))
     }
 
-    pub(crate) fn say(mut self) -> io::Result<()> {
-        self.0.write_all(b"go")
+    /// With the secrets of the task. They come this way because anybody can read a command line, and because the environment of the
+    /// first process would be that of a program of root's.
+    pub(crate) fn say(mut self, secrets: &BTreeMap<String, String>) -> io::Result<()> {
+        self.0.write_all(&serde_json::to_vec(secrets)?)
     }
 }
 
@@ -165,11 +172,15 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
     };
     let mut command = Command::new(program);
     command.args(args);
-    let started = orders.prepare().and_then(|()| wait_for(go)).and_then(|()| orders.start(command));
+    let started = orders.prepare().and_then(|()| wait_for(go)).and_then(|secrets| {
+        let kept = keep(&secrets).map_err(|why| Report::setup("keep the secrets", &why))?;
+        command.envs(secrets);
+        Ok((orders.start(command)?, kept))
+    });
     // Outside of a pid namespace the terminal's signals are for the task.
     let _ = SigSet::all().thread_block();
     match started {
-        Ok(child) => {
+        Ok((child, _kept)) => {
             say(&mut report, &Report::Started);
             wait_for_all(Pid::from_raw(child.id().cast_signed()), &mut report);
             ExitCode::SUCCESS
@@ -182,7 +193,7 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
 }
 
 /// The end of a pipe that the supervisor left open, so that the task does not inherit it.
-fn reopen(number: i32, options: &mut OpenOptions) -> io::Result<File> {
+pub(crate) fn reopen(number: i32, options: &mut OpenOptions) -> io::Result<File> {
     // Without waiting for a supervisor that was killed.
     let path = format!("/proc/self/fd/{number}");
     let file = options.custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
@@ -192,9 +203,33 @@ fn reopen(number: i32, options: &mut OpenOptions) -> io::Result<File> {
 }
 
 /// Until the supervisor has written down where the task is found.
-fn wait_for(mut go: File) -> Result<(), Report> {
-    let mut word = [0; 2];
-    go.read_exact(&mut word).map_err(|why| Report::setup("wait for the supervisor", &why))
+fn wait_for(mut go: File) -> Result<BTreeMap<String, String>, Report> {
+    let mut secrets = Vec::new();
+    let read = go.read_to_end(&mut secrets).and_then(|_| Ok(serde_json::from_slice(&secrets)?));
+    read.map_err(|why| Report::setup("wait for the supervisor", &why))
+}
+
+/// Keeps the secrets for commands that enter the task: in memory, behind a descriptor that no process of the task has or can open.
+fn keep(secrets: &BTreeMap<String, String>) -> io::Result<Option<File>> {
+    if secrets.is_empty() {
+        return Ok(None);
+    }
+    let mut memory = File::from(memfd_create(SECRETS, MemfdFlags::CLOEXEC)?);
+    memory.write_all(&serde_json::to_vec(secrets)?)?;
+    Ok(Some(memory))
+}
+
+/// The secrets that the first process with this pid keeps.
+pub(crate) fn kept_secrets(pid: u32) -> io::Result<BTreeMap<String, String>> {
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        if fs::read_link(&path)
+            .is_ok_and(|target| target == Path::new(&format!("/memfd:{SECRETS} (deleted)")))
+        {
+            return Ok(serde_json::from_slice(&fs::read(&path)?)?);
+        }
+    }
+    Ok(BTreeMap::new())
 }
 
 /// The supervisor may have been killed. The task continues nevertheless.

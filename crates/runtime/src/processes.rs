@@ -135,7 +135,7 @@ pub(crate) struct Scope {
     /// The slice's `usage` file: a process that sees it as `/run/cantle/slice/usage` belongs to the task, with any parent.
     /// (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
     pub(crate) usage: Option<FileId>,
-    /// The task's control group, if it could have one. Then it alone determines which processes belong to the task, and the
+    /// The task's control group, if it could have one. Then its members and what descends from the root belong to the task, and the
     /// other fields are hints.
     #[serde(default)]
     pub(crate) cgroup: Option<Cgroup>,
@@ -153,8 +153,10 @@ impl Scope {
             return Vec::new();
         }
         if let Some(cgroup) = &self.cgroup {
-            let members = cgroup.members().into_iter().filter(|pid| *pid != self.root.pid);
-            return members.filter_map(holder_of).collect();
+            let mut members: BTreeSet<u32> = cgroup.members().into_iter().collect();
+            members.extend(self.descendants());
+            members.remove(&self.root.pid);
+            return members.into_iter().filter_map(holder_of).collect();
         }
         let all = all_processes();
         let mut found: BTreeSet<u32> = BTreeSet::new();
@@ -175,6 +177,18 @@ impl Scope {
         let members = found.into_iter().filter_map(living);
         // The leader's pid may belong to another process by now.
         members.filter(|member| member.pid != self.leader.pid || *member == self.leader).collect()
+    }
+
+    /// What is below the first process of a task, also if somebody has put it into another group. The usual case at the end of a task is
+    /// none, which is quickly seen.
+    fn descendants(&self) -> BTreeSet<u32> {
+        let root = self.root.pid;
+        let mut found = BTreeSet::new();
+        let children = fs::read_to_string(format!("/proc/{root}/task/{root}/children"));
+        if alive(&self.root) && children.map_or(true, |pids| !pids.trim().is_empty()) {
+            add_descendants(&all_processes(), root, &mut found);
+        }
+        found
     }
 
     /// SIGTERM, `grace`, SIGKILL until no process is left.

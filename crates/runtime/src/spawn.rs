@@ -83,7 +83,7 @@ pub(crate) fn spawn(
     }
     let accounting = Accounting::open(&spec.confinement);
     // This thread sees the machine. In the task's namespaces the groups do not exist, and `/proc` has other pids.
-    let cgroup = Cgroup::make(&spec.lease.0);
+    let cgroup = spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0));
     let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
         let backend = Backend::Preload { why: "preload was asked for".to_owned() };
         spawn_first(spec, cgroup.as_ref(), &directory, backend, None, stdio, group)
@@ -126,7 +126,7 @@ fn spawn_in_sandbox(
 ) -> Result<FirstProcess, StartError> {
     let privileges = spec.confinement.privileges;
     let outcome = thread::scope(|scope| {
-        let maker = scope.spawn(|| {
+        let maker = thread::Builder::new().spawn_scoped(scope, || {
             if let Err(why) = sandbox::enter(spec) {
                 return Err((why, stdio));
             }
@@ -137,9 +137,9 @@ fn spawn_in_sandbox(
             };
             Ok(spawn_first(spec, cgroup, directory, backend, Some(Inside { privileges }), stdio, group))
         });
-        maker.join()
-    });
-    let outcome = outcome.map_err(|_| StartError::setup("mount namespace", "the thread panicked"))?;
+        let maker = maker.map_err(|why| StartError::setup("start a thread", why))?;
+        maker.join().map_err(|_| StartError::setup("mount namespace", "the thread panicked"))
+    })?;
     match outcome {
         Ok(spawned) => spawned,
         // Without GPUs there is no limit that another backend could enforce.
@@ -213,7 +213,7 @@ impl FirstProcess {
         let scope = Scope { cgroup, ..Scope::below(root, root, usage) };
         let (go, reports, user) = (self.go, &mut self.reports, spec.user.as_ref());
         let started = record(&scope, &self.backend).and_then(|()| {
-            go.say().map_err(|why| StartError::setup("first process", why))?;
+            go.say(&spec.secrets).map_err(|why| StartError::setup("first process", why))?;
             reports.started(&program.unwrap_or_default(), directory, user)
         });
         if let Err(error) = started {

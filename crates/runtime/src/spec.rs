@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
-use crate::{Privileges, TaskUser};
+use crate::{Cgroup, Privileges, TaskUser};
 
 /// A command line with its surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct Command {
     /// The user that it runs as; this process's if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<TaskUser>,
+    /// See [`TaskSpec::secrets`].
+    #[serde(skip)]
+    pub secrets: BTreeMap<String, String>,
 }
 
 /// A task to start: what runs, on which slices, and what enforces them.
@@ -48,9 +51,15 @@ pub struct TaskSpec {
     /// A file with the authorities that its programs trust, in [`crate::AUTHORITIES`] unless the task has that variable.
     #[serde(default)]
     pub authorities: Option<PathBuf>,
+    /// The control group that was made for it, with the driver's limits; without one, the start makes one.
+    #[serde(default)]
+    pub cgroup: Option<Cgroup>,
     /// It is no task but the client of a container engine, to which it brings the task.
     #[serde(default)]
     pub is_client: bool,
+    /// Variables of the task's environment that are written to no disk, and that no process of cantle's has in its own.
+    #[serde(skip)]
+    pub secrets: BTreeMap<String, String>,
 }
 
 /// A directory of a task's own.

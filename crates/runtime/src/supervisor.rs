@@ -1,11 +1,14 @@
 //! Waits for a task and for all processes that it leaves behind. In `cantle run` the supervisor is a thread. A task of
 //! the agent has a supervisor process, so that the task outlives the agent and its end is recorded.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
 use std::time::Duration;
 
 use cantle_model::Holder;
@@ -16,8 +19,10 @@ use nix::unistd::{close, fchown, setsid};
 use serde::{Deserialize, Serialize};
 
 use crate::container::{GUARD, guard_main};
+use crate::exec::{ENTER, enter_main};
 use crate::fence;
 use crate::first::{FIRST, Reports, first_main};
+use crate::ignored::ignore_nothing;
 use crate::processes::{Scope, pid_of};
 use crate::spawn::{Accounting, Group, Stdio3, spawn};
 use crate::task_directory::TaskState;
@@ -96,17 +101,16 @@ fn reap_orphans() {
 pub fn task_init_main(args: &[OsString]) -> ExitCode {
     let directory = match args {
         [word, first @ ..] if word == FIRST => return first_main(first),
+        [word, what @ ..] if word == ENTER => return enter_main(what),
         [word, directory] if word == GUARD => return guard_main(Path::new(directory)),
         [directory] => directory,
         _ => return ExitCode::from(2),
     };
     close_inherited();
+    ignore_nothing();
     let directory = TaskDirectory::new(Path::new(directory));
     match start(&directory) {
         Ok(Supervised { scope, reports, _accounting, _lock }) => {
-            let (guarded, of) = (directory.clone(), scope.clone());
-            // Ends with this process.
-            std::thread::spawn(move || fence::guard(&guarded, &of));
             let exit = wait_for_all(&scope, reports);
             match directory.write_exit(exit) {
                 Ok(()) => ExitCode::SUCCESS,
@@ -142,10 +146,13 @@ struct Supervised {
 fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
     let lock = directory.try_lock().map_err(|why| StartError::setup("lock", why))?;
     let lock = lock.ok_or_else(|| StartError::setup("lock", "the task has a supervisor already"))?;
-    let spec = directory.read_spec().map_err(|why| StartError::setup("read", why))?;
+    let mut spec = directory.read_spec().map_err(|why| StartError::setup("read", why))?;
+    spec.secrets = read_secrets().map_err(|why| StartError::setup("read the secrets", why))?;
     // Ctrl-C in the agent's terminal is not meant for the task.
     setsid().map_err(|why| StartError::setup("setsid", why))?;
     set_child_subreaper(true).map_err(|why| StartError::setup("adopt the task's orphans", why))?;
+    // While nothing has started: a machine without room for one more thread must not end the task later.
+    let guarded = guard_of(directory).map_err(|why| StartError::setup("start a thread", why))?;
     let output = OpenOptions::new().append(true).create(true).open(directory.output());
     let output = output.map_err(|why| StartError::setup("output file", why))?;
     if let Some(user) = &spec.user {
@@ -166,12 +173,33 @@ fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
     let spawned =
         spawn(&spec, Stdio3::Log(output), Group::Own, record).inspect_err(|_| directory.forget_state())?;
     let scope = spawned.scope;
+    // The thread waits for it.
+    let _ = guarded.send(scope.clone());
     let state = state(&scope, &spawned.backend);
     // With the task's own pid. On a disk that is full by now the first record is enough.
     let _ = directory.write_state(&state);
     // The agent may have been killed meanwhile. The task runs nevertheless, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
     Ok(Supervised { scope, reports: spawned.reports, _accounting: spawned.accounting, _lock: lock })
+}
+
+/// The secrets of the task come through stdin, which is empty for most tasks.
+fn read_secrets() -> io::Result<BTreeMap<String, String>> {
+    let mut text = Vec::new();
+    io::stdin().read_to_end(&mut text)?;
+    if text.is_empty() { Ok(BTreeMap::new()) } else { Ok(serde_json::from_slice(&text)?) }
+}
+
+/// Starts the thread that ends the task at its fence. It waits for the scope of the task, and ends with this process.
+fn guard_of(directory: &TaskDirectory) -> io::Result<Sender<Scope>> {
+    let (tell, told) = mpsc::channel();
+    let directory = directory.clone();
+    thread::Builder::new().spawn(move || {
+        if let Ok(scope) = told.recv() {
+            fence::guard(&directory, &scope);
+        }
+    })?;
+    Ok(tell)
 }
 
 /// One line to the agent, which waits for it.

@@ -98,12 +98,14 @@ impl TaskUser {
     /// # Errors
     /// If this process may not become the user.
     pub fn act<T: Send>(&self, f: impl FnOnce() -> T + Send) -> io::Result<T> {
-        let done = thread::scope(|scope| scope.spawn(|| self.take_over().map(|()| f())).join());
-        done.unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+        thread::scope(|scope| {
+            let actor = thread::Builder::new().spawn_scoped(scope, || self.take_over().map(|()| f()))?;
+            actor.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+        })
     }
 
     /// The calling thread becomes this user, and can't go back.
-    fn take_over(&self) -> io::Result<()> {
+    pub(crate) fn take_over(&self) -> io::Result<()> {
         let (uid, gid) = (rustix::thread::Uid::from_raw(self.uid), rustix::thread::Gid::from_raw(self.gid));
         let groups: Vec<_> = self.groups.iter().map(|group| rustix::thread::Gid::from_raw(*group)).collect();
         set_thread_groups(&groups)?;

@@ -13,8 +13,8 @@ use crate::tally::Tally;
 use crate::turns::{Position, Turns};
 use crate::victims::Victims;
 use crate::{
-    Cause, Cluster, Eviction, Order, Place, Plan, Policy, Reason, Running, Shape, Snapshot, Start, Use, Wait,
-    Waiting, reserve,
+    Cause, Cluster, Eviction, Order, Place, Plan, Policy, Reason, Shape, Snapshot, Start, Use, Wait, Waiting,
+    reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.
@@ -52,6 +52,8 @@ pub(crate) struct Round<'a> {
     considered: Vec<Position>,
     starts: Vec<Start>,
     evictions: Vec<Eviction>,
+    /// Positions of the running tasks that stop, those of this round too, by node.
+    stopping: BTreeMap<&'a str, BTreeSet<usize>>,
     decided: BTreeMap<Position, Option<Reason>>,
 }
 
@@ -71,6 +73,11 @@ impl<'a> Round<'a> {
 
     fn new(state: &'a Snapshot, policy: &'a Policy, now_ms: i64) -> Self {
         let idle = Cluster::nominal(&state.nodes);
+        let mut stopping: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        let running = state.running.iter().enumerate();
+        for (at, task) in running.filter(|(_, running)| running.stopping.is_some()) {
+            stopping.entry(&task.node).or_default().insert(at);
+        }
         Self {
             state,
             policy,
@@ -89,6 +96,7 @@ impl<'a> Round<'a> {
             considered: Vec::new(),
             starts: Vec::new(),
             evictions: Vec::new(),
+            stopping,
             decided: BTreeMap::new(),
         }
     }
@@ -308,18 +316,19 @@ impl<'a> Round<'a> {
         Some(Reason::Freeing { needs: group.needs.clone(), tasks })
     }
 
-    /// Tasks that were asked to stop: on the nodes of these places, and of a project that is at its limit.
+    /// Tasks that stop: on the nodes of these places, and of a project that is at its limit.
     fn stopping_for(&self, group: &Group, places: &[Place]) -> Vec<TaskId> {
         let now = &self.tally.now;
-        let at_limit = now.over_limit(group.project, group.amounts);
-        let at_limit = at_limit.map(|binding| now.position(Some(&binding.project)));
-        let on = |running: &&Running| {
-            let of = now.position(running.project.as_deref());
-            running.stopping.is_some()
-                && (at_limit.is_some_and(|limited| now.path(of).contains(&limited))
-                    || places.iter().any(|place| self.idle.node_name(place.node) == running.node))
-        };
-        self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
+        let on = |place: &Place| self.stopping.get(self.idle.node_name(place.node));
+        let mut found: BTreeSet<usize> = places.iter().filter_map(on).flatten().copied().collect();
+        if let Some(limited) = now.over_limit(group.project, group.amounts) {
+            let limited = now.position(Some(&limited.project));
+            found.extend(self.stopping.values().flatten().copied().filter(|&at| {
+                let of = now.position(self.state.running[at].project.as_deref());
+                now.path(of).contains(&limited)
+            }));
+        }
+        found.into_iter().map(|at| self.state.running[at].task.clone()).collect()
     }
 
     /// Chooses the tasks that have to stop for `group`. Tries to take before it tries to move. A move is made alone:
@@ -359,6 +368,7 @@ impl<'a> Round<'a> {
         let asked = room.victims.iter().map(|(victim, _)| state.running[*victim].task.clone()).collect();
         self.evictions.extend(room.victims.iter().map(|&(victim, cause)| {
             let running = &state.running[victim];
+            self.stopping.entry(&running.node).or_default().insert(victim);
             Eviction {
                 task: running.task.clone(),
                 lease: running.lease.clone(),
@@ -370,18 +380,13 @@ impl<'a> Round<'a> {
         Some((room.places, asked))
     }
 
-    /// Is there room now, counting what is kept for others?
-    fn has_room(&self, shapes: &[Shape]) -> bool {
-        let open = &self.boards.open.cluster;
-        if let [shape] = shapes { open.has_room(shape) } else { open.clone().fill(shapes) }
-    }
-
     fn no_room(&mut self, group: &Group) -> Reason {
         let needs = group.needs.clone();
         let known_full = group.shapes.iter().any(|shape| self.full.contains(shape));
         if !known_full
             && let Some(head) = self.blocked.first()
-            && self.has_room(&group.shapes)
+            // Counting what is kept for others.
+            && self.boards.find_all(&group.shapes, true).is_some()
         {
             return Reason::Reserved { needs, task: self.waiting(head.position).task.clone() };
         }

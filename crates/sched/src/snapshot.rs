@@ -244,7 +244,13 @@ impl Running {
     pub fn of_lease(lease: &Lease, node: impl Into<String>, started_at_ms: i64) -> Self {
         let queue = lease.queue.clone();
         let new = Self::new(lease.id.clone(), lease.task.clone(), node, lease.slices.clone());
-        Self { started_at_ms, queue, compute: lease.compute.map(|share| share.request_milli), ..new }
+        Self {
+            started_at_ms,
+            ends_at_ms: lease.ends_ms,
+            queue,
+            compute: lease.compute.map(|share| share.request_milli),
+            ..new
+        }
     }
 }
 

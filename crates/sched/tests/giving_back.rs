@@ -350,3 +350,32 @@ proptest! {
         }
     }
 }
+
+/// A task that stops may free more than the one needs for which it stops: those behind it get the rest, and more stop in the
+/// same round.
+#[test]
+fn small_tasks_get_their_quota_back_at_once() {
+    let world = World {
+        nodes: vec![4, 4],
+        quotas: vec![(0, None), (8, None), (0, None), (0, None), (0, None)],
+        departments: false,
+        running: vec![(1, 0, 0, false); 8],
+        claimant: Vec::new(),
+        project: 1,
+        priority: 0,
+    };
+    let (mut state, _) = world.state();
+    let quarter = |at: usize| {
+        let mut task =
+            Waiting::new(TaskId(format!("w{at}")), 0).wanting(GpuRequest::Fraction(Milli(250).into()));
+        task.project = Some("p1".to_owned());
+        task
+    };
+    state.queues[0].waiting = (0..32).map(quarter).collect();
+    let policy = Policy { order: Order::Share, backfill: true, reclaim: true, ..Policy::default() };
+    let first = plan(&state, &policy, 100);
+    assert_eq!(first.evictions.len(), 8, "{:?}", first.waits);
+    carry_out(&mut state, &first);
+    let second = plan(&state, &policy, 101);
+    assert_eq!((second.starts.len(), second.evictions.len()), (32, 0), "{:?}", second.waits);
+}

@@ -22,7 +22,7 @@ use crate::identity::API_VERSION;
 use crate::rights::{self, Principal, Rule, audit};
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, health, login, metrics, open, services};
+use crate::{execs, files, health, login, metrics, open, services};
 
 /// Limit of a request's body. Uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 16 << 20;
@@ -103,6 +103,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .route("/healthz", get(health::answer).with_state(Arc::clone(&app)))
         .route("/readyz", get(health::ready).with_state(Arc::clone(&app)))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
+        .merge(execs::router(api.clone()))
         .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
@@ -300,7 +301,7 @@ fn is_version(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit() || b == b'.')
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 

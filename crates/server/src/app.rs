@@ -12,15 +12,18 @@ use tokio::sync::Notify;
 
 use crate::clock::now_us;
 use crate::error::ApiError;
+use crate::execs::Execs;
 use crate::failures::Failures;
 use crate::files::{Deleted, Files};
 use crate::health::Health;
 use crate::identity::Keys;
 use crate::lists::Lists;
 use crate::login::{Kubernetes, Login, foreign_token};
+use crate::notify::Notices;
 use crate::records::Records;
 use crate::rights::audit::{Logins, Refusals};
 use crate::rights::{self, Passed, People, Principal, Right, Used, Via};
+use crate::sealer::Sealer;
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
@@ -39,6 +42,8 @@ const REFUSED_TOKEN: u32 = 30;
 pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
+    /// Encrypts the secrets of users.
+    pub(crate) sealer: Sealer,
     pub(crate) files: Files,
     pub(crate) deleted: Deleted,
     pub(crate) people: People,
@@ -48,6 +53,7 @@ pub(crate) struct App {
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
     pub(crate) lists: Lists,
+    pub(crate) execs: Execs,
     /// Wrong keys.
     pub(crate) failures: Failures,
     /// Of several servers on one database, this one does the periodic work.
@@ -55,6 +61,8 @@ pub(crate) struct App {
     /// `leads` has changed.
     pub(crate) led: Notify,
     pub(crate) door: DoorSettings,
+    /// Notices to people.
+    pub(crate) notify: Notices,
     /// Login with an identity provider.
     pub(crate) login: Option<Arc<Login>>,
     /// The cluster whose tokens are taken.

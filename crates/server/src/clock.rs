@@ -13,6 +13,18 @@ pub(crate) fn rfc3339(time_us: i64) -> String {
         .map_or_else(|_| String::new(), |time| time.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string())
 }
 
+/// A day or month in UTC, by strftime's `format`.
+pub(crate) fn date(time_us: i64, format: &str) -> String {
+    Timestamp::from_microsecond(time_us)
+        .map_or_else(|_| String::new(), |time| time.strftime(format).to_string())
+}
+
+/// The date of a mail.
+pub(crate) fn rfc5322(time_us: i64) -> String {
+    Timestamp::from_microsecond(time_us)
+        .map_or_else(|_| String::new(), |time| time.strftime("%a, %d %b %Y %H:%M:%S +0000").to_string())
+}
+
 /// The time that [`rfc3339`] wrote.
 pub(crate) fn from_rfc3339(text: &str) -> Option<i64> {
     text.parse().ok().map(Timestamp::as_microsecond)

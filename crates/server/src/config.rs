@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{KubernetesConfig, OidcConfig, TlsFiles};
+use crate::{KubernetesConfig, NotifyConfig, OidcConfig, TlsFiles};
 
 /// How long events are kept by default.
 const KEEP_EVENTS_DAYS: u64 = 90;
@@ -50,6 +50,8 @@ pub struct ServerConfig {
     pub keep_audit: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
+    /// Who is notified of what, and how.
+    pub notify: NotifyConfig,
 }
 
 impl Default for ServerConfig {
@@ -73,6 +75,7 @@ impl Default for ServerConfig {
             keep_logs: None,
             keep_audit: Some(Duration::from_secs(KEEP_AUDIT_DAYS * 24 * 3600)),
             usage_half_life: None,
+            notify: NotifyConfig::default(),
         }
     }
 }

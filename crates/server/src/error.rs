@@ -110,7 +110,9 @@ impl From<StoreError> for ApiError {
             | StoreError::OverPool { .. }
             | StoreError::OutsidePools { .. }
             | StoreError::OverLimit { .. }
+            | StoreError::OverBudget { .. }
             | StoreError::OverQueued { .. } => subcode::OVER_QUOTA,
+            StoreError::NoTime { .. } => subcode::OVER_TIME,
             StoreError::NoPool { .. } => subcode::INVALID_POOL,
             StoreError::PoolInUse { .. } => subcode::POOL_IN_USE,
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::ReportNode;
+use cantle_model::pools_of;
 use cantle_store::{GpuTimeRow, NodeRow, Store, StoreError};
 use cantle_usage::GpuPresence;
 
@@ -21,17 +22,20 @@ fn word(state: GpuPresence) -> String {
     STATES.iter().find(|(known, _)| *known == state).map_or("", |(_, word)| *word).to_owned()
 }
 
-/// A node reports its GPUs. Costs no write if nothing changed.
+/// A node reports its GPUs. They are in the pools that are defined now. Costs no write if nothing changed.
 pub(crate) async fn reported(store: &Store, report: &ReportNode, now_us: i64) -> Result<(), StoreError> {
     let lasting = store.lasting_gpu_times(Some(&report.node)).await?;
+    let all_pools = store.pools().await?;
     let mut gone: BTreeMap<&str, &GpuTimeRow> = lasting.iter().map(|row| (row.gpu.as_str(), row)).collect();
     let mut new = Vec::new();
     for gpu in &report.gpus {
         let now = if gpu.fault.is_some() { GpuPresence::Faulty } else { GpuPresence::Here };
-        if gone.remove(gpu.uuid.as_str()).is_none_or(|row| state(row) != now) {
+        let pools = pools_of(&all_pools, &report.node, &gpu.model).join(",");
+        let differs = |row: &GpuTimeRow| state(row) != now || row.pools != pools;
+        if gone.remove(gpu.uuid.as_str()).is_none_or(differs) {
             let (gpu, model) = (gpu.uuid.clone(), gpu.model.clone());
             let node = report.node.clone();
-            new.push(GpuTimeRow { gpu, from_us: now_us, to_us: None, node, model, state: word(now) });
+            new.push(GpuTimeRow { gpu, from_us: now_us, to_us: None, node, model, pools, state: word(now) });
         }
     }
     new.extend(gone.into_values().filter(|row| state(row) != GpuPresence::Away).map(|row| away(row, now_us)));

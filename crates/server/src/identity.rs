@@ -19,6 +19,7 @@ use crate::app::{COMPANY, USER, VIEWER};
 use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
 use crate::rights::{OfSession, OwnRun, People, Principal, Stranger};
+use crate::sealer::Sealer;
 
 /// Clients renew their token when less than 12 hours are left, so it must live longer; ClearML's own live 30 days.
 const TOKEN_S: i64 = 30 * 24 * 3600;
@@ -110,6 +111,7 @@ pub(crate) struct Identity {
     pub(crate) admin: Pair,
     pub(crate) viewer: Pair,
     pub(crate) keys: Keys,
+    pub(crate) sealer: Sealer,
 }
 
 impl std::fmt::Debug for Keys {
@@ -151,7 +153,11 @@ pub(crate) fn load_or_make(state_dir: &Path, url: &str, open: bool) -> Result<Id
     };
     let own = [admin.file.access_key.clone(), viewer.file.access_key.clone()];
     let (signing, verifying) = (EncodingKey::from_secret(&secret), DecodingKey::from_secret(&secret));
-    Ok(Identity { admin, viewer, keys: Keys { signing, verifying, own, open } })
+    let sealer = Sealer::new(&secret).map_err(|_| ServerError::File {
+        path: secret_path,
+        source: std::io::Error::other("no key can be derived from it"),
+    })?;
+    Ok(Identity { admin, viewer, keys: Keys { signing, verifying, own, open }, sealer })
 }
 
 fn make_secret(path: &Path) -> Result<Vec<u8>, ServerError> {

@@ -10,6 +10,7 @@ mod clock;
 mod config;
 mod door;
 mod error;
+mod execs;
 mod failures;
 mod files;
 mod filter;
@@ -22,11 +23,13 @@ mod lists;
 mod lock;
 mod login;
 mod metrics;
+mod notify;
 mod open;
 mod projection;
 mod records;
 mod rights;
 mod routes;
+mod sealer;
 mod services;
 mod sweep;
 mod task_json;
@@ -52,6 +55,7 @@ pub use config::ServerConfig;
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
 pub use login::{KubernetesConfig, LoginError, OidcConfig};
+pub use notify::{NotifyConfig, NotifyError};
 pub use rights::endpoints;
 pub use tls::{TlsError, TlsFiles};
 
@@ -99,6 +103,9 @@ pub enum ServerError {
     /// The identity provider.
     #[error(transparent)]
     Login(#[from] LoginError),
+    /// Notices to people.
+    #[error(transparent)]
+    Notify(#[from] NotifyError),
     /// `--url` is none.
     #[error("--url {0} is not an address for clients")]
     Url(String),
@@ -178,6 +185,7 @@ impl ServerError {
             Self::Login(_) => {
                 "write the issuer as the provider's pages have it, for example https://login.example"
             }
+            Self::Notify(_) => "cantle server --help describes the options of notices",
             Self::Url(_) => "write for example https://gpu1.example:8008",
             Self::Taken { .. } => {
                 "stop that one first, or give this one another state directory (--state) and database (--database)"
@@ -236,6 +244,7 @@ impl Server {
             None => own_url(reachable(address), certificate.as_ref()),
         };
         let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
+        let notify = notify::Notices::new(&config.notify, &url)?;
         let (store, people) = waiting::open(&database, &listener, &identity).await?;
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
         let files = files::Files::open(location.clone()).await?;
@@ -245,6 +254,7 @@ impl Server {
         let app = Arc::new(app::App {
             store,
             keys: identity.keys,
+            sealer: identity.sealer,
             people,
             refusals: rights::audit::Refusals::default(),
             logins: rights::audit::Logins::default(),
@@ -252,10 +262,12 @@ impl Server {
             usage_half_life_ms,
             health: health::Health::default(),
             lists: lists::Lists::default(),
+            execs: execs::Execs::default(),
             failures: failures::Failures::default(),
             deleted: files::Deleted::default(),
             leads: AtomicBool::new(false),
             led: tokio::sync::Notify::new(),
+            notify,
             login: login.map(|login| login.for_server(&url)),
             kubernetes,
             door: app::DoorSettings {
@@ -301,7 +313,11 @@ impl Server {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
+        let admit = tokio::spawn(sweep::admit(Arc::clone(&self.app)));
         let rights = tokio::spawn(sweep::rights(Arc::clone(&self.app)));
+        let mut noting = tokio::task::JoinSet::new();
+        noting.spawn(notify::run(Arc::clone(&self.app)));
+        noting.spawn(notify::watch(Arc::clone(&self.app)));
         let leading = tokio::spawn(lead(Arc::clone(&self.app)));
         let unshared = tokio::spawn(files::warn_if_unshared(Arc::clone(&self.app)));
         let bell = tokio::spawn(carry_rings(Arc::clone(&self.app)));
@@ -318,6 +334,7 @@ impl Server {
         let stopping = async move {
             streams.until(shutdown).await;
             app.store.close_bell();
+            app.execs.close();
         };
         let served = axum::serve(door::Door::new(self.listener, self.silence, shown), service)
             .with_graceful_shutdown(stopping)
@@ -325,7 +342,9 @@ impl Server {
         watcher.abort();
         ui.save().await;
         sweeper.abort();
+        admit.abort();
         rights.abort();
+        noting.shutdown().await;
         if let Err(error) = self.app.people.save_uses(&self.app.store).await {
             tracing::warn!("the last use of keys is not saved: {error}");
         }

@@ -5,7 +5,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use cantle_model::TaskStatus;
+use cantle_model::{Slice, TaskStatus, TimeLimit};
 use cantle_store::{
     Change, EventRow, LatestScalar, LogLine, ModelRow, NamedRun, ParentTask, ProjectRow, ReportRow, RunRow,
     Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow,
@@ -111,6 +111,10 @@ impl Records {
         self.store().runs(task.id()).await
     }
 
+    pub(crate) async fn live_elements(&self, array: &Allowed<Task, impl Sees>) -> Done<Vec<String>> {
+        self.store().live_elements(array.id()).await
+    }
+
     pub(crate) async fn edit_task(
         &self,
         task: &Allowed<Task, Changes>,
@@ -191,6 +195,37 @@ impl Records {
         self.store().claim(&claim, now_us).await
     }
 
+    /// It holds these slices from now on.
+    pub(crate) async fn change_slices(
+        &self,
+        task: &Allowed<Task, Changes>,
+        lease: &str,
+        slices: &[Slice],
+        now_us: i64,
+    ) -> Done<()> {
+        self.store().change_slices(task.id(), lease, slices, now_us).await
+    }
+
+    /// Lets it run longer.
+    pub(crate) async fn extend(
+        &self,
+        task: &Allowed<Task, Outbid>,
+        change: &Change,
+        to: impl FnOnce(TimeLimit) -> Option<TimeLimit> + Send,
+    ) -> Done<TimeLimit> {
+        self.store().change_time(task.id(), change, to).await
+    }
+
+    /// Takes time from it.
+    pub(crate) async fn shorten(
+        &self,
+        task: &Allowed<Task, Changes>,
+        change: &Change,
+        to: impl FnOnce(TimeLimit) -> Option<TimeLimit> + Send,
+    ) -> Done<TimeLimit> {
+        self.store().change_time(task.id(), change, to).await
+    }
+
     pub(crate) async fn give_back(
         &self,
         task: &Allowed<Task, Changes>,
@@ -214,6 +249,13 @@ impl Records {
 impl Records {
     pub(crate) async fn enqueue(&self, task: &Allowed<Task, Run>, queue: &str, change: &Change) -> Done<()> {
         self.store().enqueue(task.id(), queue, change).await
+    }
+
+    pub(crate) async fn params_by_task(
+        &self,
+        tasks: &[Allowed<Task, Run>],
+    ) -> Done<Vec<(String, Map<String, Value>)>> {
+        self.store().params_by_task(&ids(tasks)).await
     }
 
     pub(crate) async fn enqueue_many(
@@ -260,8 +302,13 @@ impl Records {
 
 /// Output.
 impl Records {
-    pub(crate) async fn is_put_aside(&self, task: &Allowed<Task, impl Reads>, run: i64) -> Done<bool> {
-        self.store().is_put_aside(task.id(), run).await
+    pub(crate) async fn is_former_output(
+        &self,
+        task: &Allowed<Task, impl Reads>,
+        run: i64,
+        newest: i64,
+    ) -> Done<bool> {
+        self.store().is_former_output(task.id(), run, newest).await
     }
 
     pub(crate) async fn logs_after(

@@ -4,10 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_store::Change;
+use cantle_clearml::ArrayElement;
+use cantle_clearml::tasks::HyperParams;
+use cantle_store::{ArrayStep, Change, Settled};
+use serde::Deserialize as _;
+use serde_json::{Map, Value, json};
 
 use crate::app::App;
-use crate::clock::now_us;
+use crate::clock::{new_id, now_us};
+use crate::services::count_budgets;
+use crate::services::nodes::is_recent;
 use crate::{gpu_times, usage};
 
 /// The time that a node needs to end a run at its fence: it polls twice a second, and the last signal cannot be
@@ -55,6 +61,7 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
             Err(error) => tracing::error!("tasks that never started cannot be found: {error}"),
         }
         stop_silent(&app, now_us).await;
+        end_overdue(&app, now_us).await;
         requeue_lost(&app, now_us).await;
         prune(&app, kept, now_us).await;
         if let Some(half_life_ms) = app.usage_half_life_ms
@@ -64,6 +71,12 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
         }
         if let Err(error) = gpu_times::silent(&app.store, now_us).await {
             tracing::error!("the GPUs of silent nodes cannot be recorded: {error}");
+        }
+        if let Err(error) = app.store.note_quotas(now_us).await {
+            tracing::error!("the quotas cannot be recorded for the accounts: {error}");
+        }
+        if let Err(error) = count_budgets(&app.store, now_us).await {
+            tracing::error!("the budgets cannot be counted: {error}");
         }
         let sampled = app.store.sample_queues(now_us).await;
         app.health.note(&sampled);
@@ -88,6 +101,23 @@ async fn stop_silent(app: &App, now_us: i64) {
     }
 }
 
+/// What an agent that knows limits needs to end a task at most: it polls, and leaves the task its grace period.
+const OVERDUE_SLACK_US: i64 = 60 * 1_000_000;
+
+/// Ends tasks whose time is over, of agents that know no limits (ClearML's, those of older versions, the controller of Kubernetes'
+/// queues): they stop a task that has failed.
+async fn end_overdue(app: &App, now_us: i64) {
+    let ended = async {
+        let alive = app.store.nodes().await?.into_iter().filter(|row| is_recent(row, now_us));
+        let alive: Vec<String> = alive.map(|row| row.node).collect();
+        app.store.end_overdue(&alive, OVERDUE_SLACK_US, now_us).await
+    };
+    match ended.await {
+        Ok(tasks) => tasks.iter().for_each(|task| tracing::info!(%task, "the time of the task is over")),
+        Err(error) => tracing::error!("tasks whose time is over cannot be ended: {error}"),
+    }
+}
+
 /// Gives tasks whose node is gone to others, where the queue's policy requires it and the run has certainly ended.
 async fn requeue_lost(app: &App, now_us: i64) {
     match app.store.requeue_lost(SLACK_MS, now_us).await {
@@ -96,6 +126,52 @@ async fn requeue_lost(app: &App, now_us: i64) {
         }),
         Err(error) => tracing::error!("tasks of silent nodes cannot be queued again: {error}"),
     }
+}
+
+/// How often the leading server looks whether tasks have ended that others wait for, and whether arrays have room for more tasks.
+const ADMIT_EVERY: Duration = Duration::from_millis(500);
+
+/// Lets tasks into their queues that waited for the end of others, or for room in their array, without end.
+pub(crate) async fn admit(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(ADMIT_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if app.leads() {
+            settle_after(&app).await;
+            step_arrays(&app).await;
+        }
+    }
+}
+
+async fn settle_after(app: &App) {
+    match app.store.settle_after(now_us()).await {
+        Ok(settled) => settled.iter().for_each(|(task, what)| match what {
+            Settled::Queued(_) => {
+                tracing::info!(%task, "what the task waited for has ended; it is queued")
+            }
+            Settled::Stopped(why) => tracing::warn!(%task, "the task can never start: {why}"),
+        }),
+        Err(error) => tracing::error!("tasks that wait for others cannot be found: {error}"),
+    }
+}
+
+async fn step_arrays(app: &App) {
+    match app.store.step_arrays(now_us(), new_id, element_params).await {
+        Ok(steps) => steps.iter().for_each(|ArrayStep { array, made, ended }| match ended {
+            None => tracing::debug!(%array, made, "tasks of an array are queued"),
+            Some((state, line)) => tracing::info!(%array, "the array is {state}: {line}"),
+        }),
+        Err(error) => tracing::error!("arrays cannot be served: {error}"),
+    }
+}
+
+/// The document of an array becomes that of its task with this index.
+fn element_params(doc: &mut Map<String, Value>, array: &str, index: u64) {
+    let params = doc.get("hyperparams").and_then(|params| HyperParams::deserialize(params).ok());
+    let mut params = params.unwrap_or_default();
+    ArrayElement { array: array.to_owned(), index }.put_into(&mut params);
+    doc.insert("hyperparams".to_owned(), json!(params));
 }
 
 /// How often a server checks whether another one changed users or rights: how late a revoked key is refused at most.

@@ -2,7 +2,7 @@
 
 use cantle_clearml::StopRequest;
 use cantle_clearml::tasks::{Container, Execution, HyperParams, Script, TaskOutput};
-use cantle_store::{NewTask, TaskEdit, TaskRow};
+use cantle_store::{NewTask, TaskEdit, TaskRow, Wishes};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -74,6 +74,9 @@ pub(crate) fn task_with(row: &TaskRow, is_wanted: impl Fn(&str) -> bool) -> Valu
         "models": given(row, "models", json!({"input": [], "output": []})),
         "output": given(row, "output", json!({"destination": "", "result": "", "error": ""})),
     }
+    if let Some(time) = row.time.filter(|_| is_wanted("cantle_time_limit_s")) {
+        task.insert("cantle_time_limit_s".to_owned(), json!(time));
+    }
     // Also those of tasks that were written by an older version.
     let artifacts = task.get_mut("execution").and_then(|execution| execution.get_mut("artifacts"));
     for artifact in artifacts.and_then(Value::as_array_mut).into_iter().flatten() {
@@ -124,6 +127,7 @@ pub(crate) fn new_task(
         parent: take(&mut fields, "parent")?,
         tags: take(&mut fields, "tags")?.unwrap_or_default(),
         system_tags: take(&mut fields, "system_tags")?.unwrap_or_default(),
+        wishes: Wishes::default(),
         doc: doc(fields)?,
     })
 }

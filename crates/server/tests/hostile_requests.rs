@@ -30,11 +30,12 @@ const HIDDEN: &str = "hiddenword";
 /// Requests at once.
 const AT_ONCE: u64 = 8;
 /// Those that wait on purpose, and those by which an attacker would lock itself out.
-const LEFT_OUT: [&str; 6] = [
+const LEFT_OUT: [&str; 7] = [
     "auth.logout",
     "auth.revoke_credentials",
     "cantle.end_sessions",
     "cantle.revoke_key",
+    "cantle.wait_for_execs",
     "cantle.wait_for_tasks",
     "login.logout",
 ];

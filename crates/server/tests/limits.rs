@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 struct World {
     server: TestServer,
-    http: reqwest::Client,
     queue: String,
     project: String,
     anna: Credentials,
@@ -20,10 +19,7 @@ struct World {
 
 impl World {
     async fn call(&self, who: &Credentials, endpoint: &str, body: &Value) -> (u16, Value) {
-        let request = self.http.post(format!("{}/{endpoint}", self.server.client.url()));
-        let request = request.basic_auth(&who.access_key, Some(&who.secret_key));
-        let answer = request.body(body.to_string()).send().await.unwrap();
-        (answer.status().as_u16(), answer.json().await.unwrap())
+        self.server.call_as(who, endpoint, body).await
     }
 
     async fn ok(&self, who: &Credentials, endpoint: &str, body: Value) -> Value {
@@ -95,7 +91,7 @@ async fn world() -> World {
         users.push(Credentials { access_key: text("access_key"), secret_key: text("secret_key") });
     }
     let [anna, ben] = users.try_into().unwrap();
-    World { server, http: reqwest::Client::new(), queue, project, anna, ben }
+    World { server, queue, project, anna, ben }
 }
 
 #[tokio::test]

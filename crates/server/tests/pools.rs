@@ -3,13 +3,13 @@
 
 mod common;
 
-use cantle_clearml::cantle::{ExplainTask, GpuView, NodeQueue, ReportNode};
+use cantle_clearml::cantle::{ExplainTask, GpuView};
 use cantle_clearml::pools::{DeletePool, GetPools, SetPool};
 use cantle_clearml::projects;
 use cantle_clearml::quotas::{GetFleet, GetProjects, SetQuota};
 use cantle_clearml::tasks::Edit;
-use cantle_model::{GpuMode, Pool, PoolQuota, ProjectQuota};
-use common::TestServer;
+use cantle_model::{Pool, PoolQuota, ProjectQuota};
+use common::{TestServer, gpu_view};
 use serde_json::{Map, json};
 
 fn of_model(pool: &str, model: &str) -> SetPool {
@@ -17,21 +17,8 @@ fn of_model(pool: &str, model: &str) -> SetPool {
 }
 
 async fn node(server: &TestServer, name: &str, model: &str) {
-    let gpu = GpuView {
-        index: 0,
-        uuid: format!("GPU-{name}"),
-        model: model.into(),
-        memory_bytes: 40 << 30,
-        mode: GpuMode::Shared,
-        allocated_milli: 250,
-        slices: Vec::new(),
-        fault: None,
-    };
-    let queues = vec![NodeQueue { name: "q".into(), spec: "task".into() }];
-    let (node, worker) = (name.to_owned(), format!("{name}:dgpu0"));
-    let report =
-        ReportNode { node, worker, queues, gpus: vec![gpu], interval_ms: 600_000, ..ReportNode::default() };
-    server.client.call(&report).await.unwrap();
+    let gpu = GpuView { allocated_milli: 250, ..gpu_view(&format!("GPU-{name}"), model) };
+    server.report_gpus(name, vec![gpu]).await;
 }
 
 fn restricted(project: &str, pools: &[&str]) -> SetQuota {

@@ -11,15 +11,15 @@ mod common;
 
 use std::time::Duration;
 
-use cantle_clearml::cantle::{ExplainTask, GpuView, NodeQueue, ReportNode, ReportTask};
+use cantle_clearml::cantle::{ExplainTask, ReportTask};
 use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, ProjectViews, SetQuota, Victim,
 };
 use cantle_clearml::tasks::{Create, Edit, GetById, Started, Stop};
 use cantle_clearml::{StopRequest, TaskRequest, projects};
-use cantle_model::{Cause, GpuMode, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_model::{Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_server::ServerConfig;
-use common::TestServer;
+use common::{TestServer, gpu_view};
 use serde_json::{Map, json};
 
 fn grant(project: &str, deserved: u64, limit: Option<u64>) -> SetQuota {
@@ -57,22 +57,7 @@ async fn run(server: &TestServer, queue: &str, project: &str, name: &str) -> Str
 }
 
 async fn node(server: &TestServer) {
-    let gpu = GpuView {
-        index: 0,
-        uuid: "GPU-a".into(),
-        model: "A100".into(),
-        memory_bytes: 40 << 30,
-        mode: GpuMode::Shared,
-        allocated_milli: 0,
-        slices: Vec::new(),
-        fault: None,
-    };
-    let queues = vec![NodeQueue { name: "q".into(), spec: "task".into() }];
-    let (node, worker) = ("n".to_owned(), "n:dgpu0".to_owned());
-    // Long enough that it does not fall silent while the test runs.
-    let report =
-        ReportNode { node, worker, queues, gpus: vec![gpu], interval_ms: 600_000, ..ReportNode::default() };
-    server.client.call(&report).await.unwrap();
+    server.report_gpus("n", vec![gpu_view("GPU-a", "A100")]).await;
 }
 
 async fn fleet(server: &TestServer, queue: &str) -> Fleet {

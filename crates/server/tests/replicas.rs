@@ -103,3 +103,59 @@ async fn the_other_one_takes_over_the_periodic_work() {
     let took = put_back(&second).await;
     eprintln!("handed over and put back in {took:?}");
 }
+
+/// A person who is removed at one server is out at the other one too: with a key, with a token, and on an open page.
+#[tokio::test]
+#[ignore = "needs a PostgreSQL: tests/postgres/run.sh"]
+async fn who_is_removed_at_one_is_out_at_the_other() {
+    let (first, second) = two(Duration::from_secs(600)).await;
+    let anna = json!({"name": "anna", "role": "manager"});
+    let made = first.client.call_value("cantle.add_user", &anna).await.unwrap();
+    let text = |field: &str| made[field].as_str().unwrap().to_owned();
+    let (access, secret) = (text("access_key"), text("secret_key"));
+    let http = reqwest::Client::new();
+    let with_keys = async || {
+        let call = http.post(format!("{}/tasks.get_all", second.client.url()));
+        call.basic_auth(&access, Some(&secret)).body("{}").send().await.unwrap().status().as_u16()
+    };
+    until("the second server knows her", async || with_keys().await == 200).await;
+    let at_first = http.post(format!("{}/ui/-/session", first.client.url()));
+    let keys = json!({"access_key": access, "secret_key": secret});
+    let page = at_first.json(&keys).send().await.unwrap();
+    let cookie = page.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let token = cookie.split_once('=').unwrap().1.to_owned();
+    let with_cookie = async || {
+        let call = http.get(format!("{}/ui/-/session", second.client.url())).header("Cookie", &cookie);
+        call.send().await.unwrap().status().as_u16()
+    };
+    let with_token = async || {
+        let call = http.post(format!("{}/users.get_current_user", second.client.url()));
+        call.bearer_auth(&token).body("{}").send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((with_cookie().await, with_token().await), (200, 200), "the negative control");
+    let stream = http.get(format!("{}/ui/-/stream", second.client.url())).header("Cookie", &cookie);
+    let mut stream = stream.send().await.unwrap();
+    assert!(stream.status() == 200 && stream.chunk().await.unwrap().is_some());
+
+    first.client.call_value("cantle.remove_user", &json!({"user": "anna"})).await.unwrap();
+    let out = async || {
+        let all = (with_keys().await, with_cookie().await, with_token().await);
+        all == (401, 401, 401)
+    };
+    let took = until("the second server refuses her", out).await;
+    // An open page ends with the next change, and shows nothing of it.
+    let secret_task = second.task("after-she-left").await;
+    let queue = second.queue("after").await;
+    second.enqueue(&secret_task, &queue).await;
+    let rest = tokio::time::timeout(Duration::from_secs(60), async {
+        let mut rest = Vec::new();
+        while let Ok(Some(chunk)) = stream.chunk().await {
+            rest.extend_from_slice(&chunk);
+        }
+        rest
+    });
+    let rest = rest.await.expect("the stream of the page ends");
+    assert!(!String::from_utf8_lossy(&rest).contains("after-she-left"));
+    assert_eq!((with_keys().await, with_cookie().await, with_token().await), (401, 401, 401));
+    eprintln!("removed at one server, refused at the other after {took:?}");
+}

@@ -10,6 +10,7 @@
 mod common;
 
 use cantle_clearml::Client;
+use cantle_clearml::cantle::ReportTask;
 use cantle_clearml::events::ReportedEvent;
 use cantle_clearml::tasks::Started;
 use cantle_server::ServerConfig;
@@ -217,4 +218,30 @@ async fn a_second_server_on_the_same_database_file_is_refused() {
         assert!(refused.contains(&format!("{} is in use by another server", given.display())), "{refused}");
     }
     bind(&other.path().join("own.db")).await.unwrap();
+}
+
+/// An agent that got no answer, or was killed before it noted it, sends a piece of output again, with another time and perhaps more of it.
+#[tokio::test]
+async fn output_that_an_agent_sends_again_is_kept_once() {
+    let server = TestServer::start().await;
+    let task = server.task("t").await;
+    server.client.call(&Started { task: task.clone(), ..Started::default() }).await.unwrap();
+    let claim =
+        ReportTask { task: task.clone(), node: "n".into(), lease: "l".into(), ..ReportTask::default() };
+    server.client.call(&claim).await.unwrap();
+    let piece = |time: i64, msg: &str, (begin, end)| {
+        [ReportedEvent::log(&task, "w", time, msg.to_owned()).of_run("l").of_output(begin, end)]
+    };
+    let send = async |piece: [ReportedEvent; 1]| server.client.add_batch(&piece).await.unwrap().output_bytes;
+    assert_eq!(send(piece(1, "a\n", (0, 2))).await, None);
+    assert_eq!(send(piece(2, "a\n", (0, 2))).await, Some(2));
+    assert_eq!(send(piece(3, "a\nb\n", (0, 4))).await, Some(2));
+    assert_eq!(send(piece(4, "b\n", (2, 4))).await, None);
+    let log = ask(&server, "events.get_task_log", json!({"task": task, "after": 0})).await;
+    let lines: Vec<_> = log["events"].as_array().unwrap().iter().map(|event| event["msg"].clone()).collect();
+    assert_eq!(lines, ["a\n", "b\n"], "{log}");
+    let again = ReportedEvent::log(&task, "w", 5, "a\n".to_owned()).of_run("l");
+    server.client.add_batch(&[again]).await.unwrap();
+    let log = ask(&server, "events.get_task_log", json!({"task": task})).await;
+    assert_eq!(log["total"], 3, "the control: without its place it is another line");
 }

@@ -83,6 +83,8 @@ pub(crate) struct PoolCalls {
     pub(crate) unused: u32,
     /// Calls since a pool was last asked for its size.
     pub(crate) unasked: u32,
+    /// The idle memory that these calls were promised.
+    pub(crate) unasked_bytes: u64,
     /// Idle memory of pools that is promised to them.
     pub(crate) claimed_bytes: u64,
     /// The sum of all that was promised to calls that have ended, modulo 2^64.

@@ -39,8 +39,12 @@ pub(crate) struct Process {
     pub(crate) slabs: Table,
     /// Arrays and mipmapped arrays.
     pub(crate) arrays: Table,
-    /// Physical memory of the virtual memory API, by handle; the entry's context counts what keeps it.
+    /// Physical memory of the virtual memory API, by handle; the lower half of the entry's context counts what keeps it.
     pub(crate) handles: Table,
+    /// Descriptors of exported memory, by number: see [`crate::cuda`]'s module `export`. An entry has bytes if the descriptor alone keeps them.
+    pub(crate) exports: Table,
+    /// Number of entries of `exports` with bytes.
+    pub(crate) kept_by_descriptors: AtomicU32,
     /// The addresses at which such memory is mapped; the entry's context is the handle.
     pub(crate) mappings: Table,
     /// True once `pools` has had an entry. Most programs use none, and should not pay for looking them up.
@@ -230,7 +234,7 @@ fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
 }
 
 /// Does `work` and leaves errno as it was: a program may read it after our hooks, as after the driver's functions.
-fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: `__errno_location` has no preconditions.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: this thread's own errno, which is valid and aligned as long as the thread runs.

@@ -91,6 +91,7 @@ pub(crate) extern "C" fn cantle_sim_reload(dir: Text) -> c_int {
     }
     let count = state.devices().len();
     state.devices[..count].iter_mut().for_each(SimGpu::reload);
+    state.clear_limits();
     0
 }
 

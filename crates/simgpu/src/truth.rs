@@ -6,14 +6,25 @@ use std::fmt::Write;
 use crate::GRANULE_BYTES;
 use crate::identity::gpu_uuid;
 use crate::mig::mig_uuid;
-use crate::state::{MAX_DOMAINS, Sim, SimGpu, StateGuard};
+use crate::state::{MAX_DOMAINS, ProcessState, Sim, SimGpu, Slot, StateGuard};
 use crate::time::{EngineId, view};
 
 /// The machine's memory, per GPU and process, after giving back what dead processes held.
 pub fn truth_json(sim: &'static Sim) -> String {
     let state = sim.swept();
     let gpus: Vec<String> = (0..state.devices().len()).map(|index| gpu_json(&state, index)).collect();
-    format!(r#"{{"gpus":[{}]}}"#, gpus.join(","))
+    format!(r#"{{"gpus":[{}],"checkpoints":[{}]}}"#, gpus.join(","), checkpoints_json(&state))
+}
+
+/// The processes that are not running, and what they have in host memory.
+fn checkpoints_json(state: &StateGuard) -> String {
+    let stopped = state.processes().filter(|(_, process)| process.process_state != ProcessState::RUNNING);
+    let entry = |(slot, process): (usize, &Slot)| {
+        let (pid, word, bytes) =
+            (state.pid_of(slot), process.process_state.word(), process.parked() * GRANULE_BYTES);
+        format!(r#"{{"pid":{pid},"state":"{word}","parked_bytes":{bytes}}}"#)
+    };
+    stopped.map(entry).collect::<Vec<_>>().join(",")
 }
 
 fn gpu_json(state: &StateGuard, index: usize) -> String {
@@ -23,12 +34,23 @@ fn gpu_json(state: &StateGuard, index: usize) -> String {
     let engines = (0..MAX_DOMAINS).map(|domain| view(state.sim(), EngineId { device: index, domain }));
     let gpu_time_us = engines.map(|engine| engine.busy_ns).sum::<u64>() / 1000;
     format!(
-        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"gpu_time_us":{gpu_time_us},"processes":[{}],"mig":[{}]}}"#,
+        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"gpu_time_us":{gpu_time_us},"processes":[{}],"mig":[{}],"limits":[{}]}}"#,
         gpu_uuid(index, device.model()),
         device.model().memory_bytes(),
         processes_json(state, index, 0..MAX_DOMAINS),
         mig_json(state, index),
+        limits_json(state, index),
     )
+}
+
+/// The memory limits of the control groups that still exist.
+fn limits_json(state: &StateGuard, index: usize) -> String {
+    let mut entries = Vec::new();
+    for limit in state.limits_on(index).filter(|limit| limit.exists()) {
+        let (path, (soft, hard)) = (limit.path().display(), limit.bytes());
+        entries.push(format!(r#"{{"group":"{path}","soft_bytes":{soft},"hard_bytes":{hard}}}"#));
+    }
+    entries.join(",")
 }
 
 /// One entry per compute instance; a GPU instance without any has one too, without `uuid` and `ci`.

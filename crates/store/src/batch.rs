@@ -50,7 +50,11 @@ impl Store {
         for (owner, count) in owners.iter().filter(|_| change.is_wish) {
             limits::check_queued(&mut write.tx, owner, *count).await?;
         }
-        self.append(&mut write.tx, tasks, queue, change.now_us).await?;
+        let waiting = in_no_queue(&mut write.tx, tasks).await?;
+        let entering: Vec<String> = tasks.iter().filter(|task| !waiting.contains(task)).cloned().collect();
+        if !entering.is_empty() {
+            self.append(&mut write.tx, &entering, queue, change.now_us).await?;
+        }
         end_runs(&mut write.tx, tasks, Queued, change).await?;
         let mut sql = status(Queued, change);
         sql.push(UNFILLED).push(", evicted_for = NULL, queue = ").push_bind(queue).push(" WHERE 1 = 1");
@@ -201,6 +205,15 @@ async fn load(tx: &mut Tx, tasks: &[String]) -> Result<BTreeMap<String, TaskRow>
     sql.push(" ORDER BY id");
     let rows = sql.build().for_update().fetch_all(tx).await?;
     rows.iter().map(|found| row::task(found).map(|task| (task.index.id.clone(), task))).collect()
+}
+
+/// The ones of these tasks that wait for other tasks, or are arrays: they are queued, and in no queue.
+async fn in_no_queue(tx: &mut Tx, tasks: &[String]) -> Result<Vec<String>, StoreError> {
+    let mut sql = Sql::new("SELECT task FROM task_after WHERE 1 = 1");
+    any_of(&mut sql, "task", tasks);
+    sql.push(" UNION SELECT task FROM arrays WHERE 1 = 1");
+    any_of(&mut sql, "task", tasks);
+    Ok(sql.build_scalar().fetch_all(tx).await?)
 }
 
 /// The ones of these tasks whose newest run was abandoned.

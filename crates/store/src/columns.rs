@@ -16,7 +16,7 @@ macro_rules! columns {
          tasks.completed_us, tasks.last_worker, tasks.last_worker_report_us, tasks.last_iteration, \
          tasks.node, tasks.lease, tasks.slices, tasks.exit_code, tasks.reason, tasks.milli, \
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
-         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner"
+         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner, tasks.time_limit_s"
     };
     // PostgreSQL's: the transaction that wrote this version of the row.
     (version) => {
@@ -60,13 +60,22 @@ macro_rules! columns {
     };
     (runs) => {
         "task, run, project, queue, owner, name, queued_us, taken_us, started_us, ended_us, node, lease, slices, exit_code, \
-         outcome, why"
+         outcome, why, peak_bytes, gpu_time_us, tags, preemptible"
+    };
+    (run_slices) => {
+        "task, run, from_us, slices"
     };
     (project_use) => {
         "project, used, as_of_us"
     };
     (gpu_times) => {
-        "gpu, from_us, to_us, node, model, state"
+        "gpu, from_us, to_us, node, model, pools, state"
+    };
+    (quota_times) => {
+        "project, from_us, to_us, deserved"
+    };
+    (budgets) => {
+        "project, gpu_seconds, warn_percent, at_full, month, used_seconds, reported_percent"
     };
     (charts) => {
         "kind, id, line"
@@ -107,7 +116,10 @@ mod tests {
             select!(queue_samples),
             select!(worker_samples),
             select!(runs),
+            select!(run_slices),
             select!(gpu_times),
+            select!(quota_times),
+            select!(budgets),
             select!(project_use),
             select!(charts),
             select!(pools),

@@ -10,12 +10,15 @@ use crate::db::{self, Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 28] = [
+const TABLES: [&str; 42] = [
     "projects",
     "queues",
     "tasks",
     "runs",
+    "run_slices",
     "gpu_times",
+    "quota_times",
+    "budgets",
     "queue_entries",
     "workers",
     "worker_properties",
@@ -37,8 +40,19 @@ const TABLES: [&str; 28] = [
     "sessions",
     "audit",
     "queue_requeues",
+    "queue_times",
+    "task_after",
+    "arrays",
+    "array_elements",
     "run_fences",
     "pools",
+    "receivers",
+    "notices",
+    "receiver_states",
+    "notice_place",
+    "conditions",
+    "secrets",
+    "task_secrets",
 ];
 /// Rows per statement: 36 values in a row at most, and PostgreSQL takes 65535.
 const ROWS: i64 = 500;

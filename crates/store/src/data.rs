@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Amounts, Cause, ProjectQuota, Slice, TaskStatus};
+use cantle_model::{Amounts, Cause, Measured, ProjectQuota, Slice, TaskStatus, TimeLimit};
 use serde_json::{Map, Value};
 
 /// A task.
@@ -42,6 +42,8 @@ pub struct TaskRow {
     pub terms: Terms,
     /// The eviction, if it was asked to stop for another task.
     pub evicted: Option<Evicted>,
+    /// How long its present or next run may last.
+    pub time: Option<TimeLimit>,
     /// Everything else.
     pub doc: Map<String, Value>,
 }
@@ -266,6 +268,8 @@ pub struct TaskClaim {
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
     pub reason: Option<String>,
+    /// What it used, once it has ended.
+    pub measured: Measured,
 }
 
 /// A queue.

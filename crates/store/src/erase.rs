@@ -3,10 +3,12 @@
 use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued, Stopped};
 use serde_json::{Map, Value};
 
+use crate::arrays::set_array;
 use crate::data::Change;
 use crate::db::{Sql, query};
 use crate::flow::{about, give_up, leave_queue, refusal};
 use crate::former::{delete_all_output, delete_output, put_aside};
+use crate::secrets::give;
 use crate::tasks::{load, load_whole};
 use crate::{Store, StoreError, row, runs};
 
@@ -59,6 +61,9 @@ impl Store {
         delete_all_output(&mut write.tx, task).await?;
         let children = query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
         let children = children.execute(&mut write.tx).await?;
+        query("DELETE FROM task_after WHERE task = $1").bind(task).execute(&mut write.tx).await?;
+        set_array(&mut write.tx, task, None).await?;
+        give(&mut write.tx, task, &[]).await?;
         query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut write.tx).await?;
         self.record(&mut write.tx, about(&old, "delete", change, "deleted".to_owned())).await?;
         write.commit().await?;

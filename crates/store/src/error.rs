@@ -1,6 +1,6 @@
 //! The reasons why the store refuses a call or fails.
 
-use cantle_model::{PoolRule, Resource, TaskStatus};
+use cantle_model::{PoolRule, Resource, TaskStatus, TimeLimit};
 
 use crate::db;
 
@@ -38,6 +38,18 @@ pub enum StoreError {
         /// The demand of the task, in thousandths of a GPU.
         asked_milli: u64,
     },
+    /// The budget of a project is used up.
+    #[error(
+        "project {project} {used}; task {task} waits until the month ends, or until the budget is changed"
+    )]
+    OverBudget {
+        /// The task.
+        task: String,
+        /// The project with the budget.
+        project: String,
+        /// What it has used.
+        used: String,
+    },
     /// A task or a model would have a longer document than there may be.
     #[error("the document of a task or a model has at most {most} bytes; this one would have {bytes}")]
     LongDocument {
@@ -58,6 +70,17 @@ pub enum StoreError {
         sum: u64,
         /// How many they may have.
         most: u64,
+    },
+    /// A task has no time limit that could be changed, or not so.
+    #[error("{}", match limit {
+        None => format!("task {task} has no time limit"),
+        Some(limit) => format!("task {task} may run {limit}: from 1s to 366d have to be left"),
+    })]
+    NoTime {
+        /// The task.
+        task: String,
+        /// Its limit.
+        limit: Option<TimeLimit>,
     },
     /// No model has this id.
     #[error("Invalid model id: id={0}")]

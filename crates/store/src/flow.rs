@@ -1,16 +1,17 @@
 //! Moves tasks: into queues, out of them, and from state to state. Each function is one transaction, and records what
 //! happened in it.
 
-use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
+use cantle_model::{Amounts, counted};
 
 use crate::data::{Change, TaskClaim, TaskRow};
 use crate::db::{Sql, Tx, query, query_as, query_scalar};
+use crate::entering::{Entering, load_for};
 use crate::state::{UNFILLED, stamp, status};
 use crate::tasks::{NewTask, load};
-use crate::{EventRow, Store, StoreError, Write, limits, quotas, row, runs};
+use crate::{EventRow, Store, StoreError, Write, arrays, budgets, limits, quotas, row, runs};
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
@@ -61,14 +62,15 @@ impl Store {
         Ok(())
     }
 
-    async fn enqueue_in(
+    pub(crate) async fn enqueue_in(
         &self,
         write: &mut Write,
         task: &str,
         queue: &str,
         change: &Change,
     ) -> Result<(), StoreError> {
-        let (old, queue_name, is_limited) = load_for(&mut write.tx, task, queue).await?;
+        let Entering { old, queue_name, is_limited, waits_for, is_array } =
+            load_for(&mut write.tx, task, queue).await?;
         runs::fence(&mut write.tx, &old, change.run).await?;
         // No other task has an entry.
         if old.index.status == Queued
@@ -76,20 +78,31 @@ impl Store {
         {
             return Err(StoreError::AlreadyQueued { task: task.to_owned(), queue });
         }
+        if old.index.status == Queued && is_array {
+            return Err(StoreError::AlreadyQueued { task: task.to_owned(), queue: queue.to_owned() });
+        }
         if !may_enter(&old, change) {
             return Err(refusal(&old, "enqueue"));
         }
         if change.is_wish && is_limited {
             limits::check_queued(&mut write.tx, &old.owner, 1).await?;
         }
-        append(&mut write.tx, task, queue, change.now_us).await?;
+        if waits_for == 0 && !is_array {
+            append(&mut write.tx, task, queue, change.now_us).await?;
+        }
         if old.run > 0 {
             runs::end(&mut write.tx, task, Queued, &change.reason, change.now_us).await?;
+            arrays::count_again(&mut write.tx, task).await?;
         }
         let mut sql = status(Queued, change);
         sql.push(UNFILLED).push(", evicted_for = NULL, queue = ").push_bind(queue);
         of_task(sql, task, &mut write.tx).await?;
-        let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
+        let message = match waits_for {
+            0 if is_array => format!("an array; its tasks are queued in {queue_name}"),
+            0 => format!("queued in {queue_name}"),
+            _ => format!("queued for {queue_name}, after {}", counted(waits_for, "other task")),
+        };
+        let event = about(&old, "enqueue", change, message);
         self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await
     }
 
@@ -300,6 +313,7 @@ impl Store {
         if lease.as_deref() != Some(&claim.lease) && claim.exit_code.is_none() {
             quotas::check(&mut write.tx, &old, claim).await?;
             limits::check_gpus(&mut write.tx, &old, claim).await?;
+            budgets::check(&mut write.tx, &old, claim).await?;
         }
         let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
         let Amounts([milli, cpu_milli, memory_bytes]) = claim.terms.amounts(slices);
@@ -405,27 +419,6 @@ pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Res
     .later(tx)
     .await?;
     Ok(())
-}
-
-/// Reads a task inside a write, as [`load`] does, with the name of the queue that it is to enter, and whether its owner has a limit
-/// of queued tasks: on PostgreSQL each statement is a way to the server and back.
-async fn load_for(tx: &mut Tx, task: &str, queue: &str) -> Result<(TaskRow, String, bool), StoreError> {
-    macro_rules! text {
-        ($($more:expr)?) => {
-            concat!(
-                "SELECT ", columns!(tasks_without_doc), $($more,)? ", queues.name AS queue_name, users.most_queued \
-                 FROM tasks JOIN queues ON queues.id = $2 LEFT JOIN users ON users.id = tasks.owner WHERE tasks.id = $1"
-            )
-        };
-    }
-    let found = query(text!()).on_postgres(text!(columns!(version))).for_entry();
-    if let Some(found) = found.bind(task).bind(queue).fetch_task(tx).await? {
-        tx.keep_queue(queue);
-        let most: Option<i64> = found.try_get("most_queued")?;
-        return Ok((row::task(&found)?, found.try_get("queue_name")?, most.is_some()));
-    }
-    load(tx, task).await?;
-    Err(StoreError::NoQueue(queue.to_owned()))
 }
 
 /// Name of a queue, which must exist.

@@ -14,11 +14,22 @@ pub fn former_output(task: &str, run: i64) -> String {
 }
 
 impl Store {
-    /// Is the output of this run of a task kept as that of a former run?
+    /// Is the output of this run of a task, whose newest run is `newest`, kept under [`former_output`]? The newest run has the task's
+    /// own output; until it starts, the run before it has.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn is_put_aside(&self, task: &str, run: i64) -> Result<bool, StoreError> {
+    pub async fn is_former_output(&self, task: &str, run: i64, newest: i64) -> Result<bool, StoreError> {
+        let started = query_scalar("SELECT MAX(run) FROM runs WHERE task = $1 AND started_us IS NOT NULL");
+        let started: Option<i64> = started.bind(task).fetch_one(&self.readers).await?;
+        match started {
+            // A task that was reset has only former runs.
+            Some(started) if !self.is_put_aside(task, started).await? => Ok(run != started),
+            _ => Ok(run != newest || started == Some(run)),
+        }
+    }
+
+    async fn is_put_aside(&self, task: &str, run: i64) -> Result<bool, StoreError> {
         let name = former_output(task, run);
         for table in TABLES {
             let known = query(known_in(table)).bind(&name);

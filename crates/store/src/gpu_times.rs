@@ -16,6 +16,8 @@ pub struct GpuTimeRow {
     pub node: String,
     /// Product name of the GPU.
     pub model: String,
+    /// Names of the pools that it belonged to, with commas, in order.
+    pub pools: String,
     /// `here`, `faulty` or `away`.
     pub state: String,
 }
@@ -57,13 +59,14 @@ impl Store {
             let ended = "UPDATE gpu_times SET to_us = CASE WHEN from_us < $2 THEN $2 ELSE from_us + 1 END \
                  WHERE gpu = $1 AND to_us IS NULL";
             query(ended).bind(&time.gpu).bind(time.from_us).execute(&mut write.tx).await?;
-            let begun = "INSERT INTO gpu_times (gpu, from_us, node, model, state) \
-                 SELECT $1, COALESCE(MAX(to_us), $2), $3, $4, $5 FROM gpu_times WHERE gpu = $1";
+            let begun = "INSERT INTO gpu_times (gpu, from_us, node, model, pools, state) \
+                 SELECT $1, COALESCE(MAX(to_us), $2), $3, $4, $5, $6 FROM gpu_times WHERE gpu = $1";
             query(begun)
                 .bind(&time.gpu)
                 .bind(time.from_us)
                 .bind(&time.node)
                 .bind(&time.model)
+                .bind(&time.pools)
                 .bind(&time.state)
                 .execute(&mut write.tx)
                 .await?;

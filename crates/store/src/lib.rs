@@ -7,16 +7,20 @@
 #[macro_use]
 mod columns;
 
+mod after;
+mod arrays;
 mod audit;
 pub mod backup;
 mod batch;
 mod bell;
+mod budgets;
 mod charts;
 mod copy;
 mod data;
 mod database;
 mod db;
 mod documents;
+mod entering;
 mod erase;
 mod error;
 mod events;
@@ -32,16 +36,19 @@ mod lost;
 mod migrations;
 mod models;
 mod nodes;
+mod notices;
 mod output;
 mod owned;
 mod pools;
 mod projects;
 mod queues;
+mod quota_times;
 mod quotas;
 mod row;
 mod runs;
 mod samples;
 mod scope;
+mod secrets;
 mod sessions;
 mod state;
 mod status;
@@ -51,6 +58,7 @@ mod tasks;
 mod usage;
 mod users;
 mod values;
+mod wishes;
 mod workers;
 
 use std::path::Path;
@@ -61,8 +69,11 @@ use cantle_metrics::{Fallback, Fallbacks};
 
 use db::{Kind, Outlives, Pool, Tx, Writers, query, query_scalar};
 
+pub use after::{AfterRow, Settled};
+pub use arrays::{ArrayProgress, ArrayStep};
 pub use audit::{AuditFilter, AuditRow};
 pub use batch::NamedRun;
+pub use budgets::{BudgetMonth, BudgetRow};
 pub use copy::copy;
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, NodeRow,
@@ -78,15 +89,20 @@ pub use gpu_times::GpuTimeRow;
 pub use limits::HeldBack;
 pub use lost::{FenceRow, LOST, Renewal, Renewed};
 pub use models::ModelRow;
+pub use notices::{NoticeRow, ReceiverRow, ReceiverState};
+pub use output::OutputPiece;
 pub use owned::{LeaseHolder, Owned};
-pub use runs::RunRow;
+pub use quota_times::QuotaTime;
+pub use runs::{HeldFrom, RunRow};
 pub use scope::Scope;
+pub use secrets::{MOST_SECRETS, SecretRow};
 pub use sessions::{SessionRow, SessionUse};
 pub use status::{Broken, ConnectedServer, DatabaseStatus};
 pub use task_filter::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use tasks::{NewTask, TaskEdit};
 pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
 pub use values::{ParentTask, TaskValue};
+pub use wishes::{QueueTimes, Wishes};
 
 /// The database.
 #[derive(Debug)]

@@ -82,7 +82,10 @@ impl Store {
 pub(crate) async fn check_queued(tx: &mut Tx, owner: &str, more: u64) -> Result<(), StoreError> {
     let sql = "SELECT name, most_queued AS most FROM users WHERE id = $1 AND most_queued IS NOT NULL";
     let Some((user, most)) = limit(tx, sql, owner).await? else { return Ok(()) };
-    let sql = "SELECT COUNT(*) FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task WHERE tasks.owner = $1";
+    // Those that wait for other tasks are in no queue, and count all the same.
+    let sql = "SELECT (SELECT COUNT(*) FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task WHERE tasks.owner = $1) \
+         + (SELECT COUNT(DISTINCT tasks.id) FROM task_after JOIN tasks ON tasks.id = task_after.task \
+         WHERE tasks.owner = $1 AND tasks.status = 'queued')";
     let queued: i64 = query_scalar(sql).bind(owner).fetch_one(tx).await?;
     if queued.unsigned_abs() + more <= most { Ok(()) } else { Err(StoreError::OverQueued { user, most }) }
 }

@@ -81,6 +81,20 @@ impl TaskFilter {
             sql.push(" AND (tasks.created_us < ").push_bind(*created_us);
             sql.push(" OR tasks.id < ").push_bind(id.clone()).push(")");
         }
+        if let Some(array) = &self.array {
+            // Its parent alone has an index, and clones have the same parent.
+            sql.push(" AND tasks.parent = ").push_bind(array.clone());
+            sql.push(
+                " AND EXISTS (SELECT 1 FROM array_elements WHERE array_elements.task = tasks.id AND of_array = ",
+            );
+            sql.push_bind(array.clone()).push(")");
+        }
+        if self.is_folded {
+            sql.push(
+                " AND (tasks.status = 'in_progress' \
+                 OR NOT EXISTS (SELECT 1 FROM array_elements WHERE array_elements.task = tasks.id))",
+            );
+        }
         for rule in &self.times {
             let column = rule.time.column();
             sql.push(" AND (1 = 1");

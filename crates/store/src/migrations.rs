@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 21] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 31] = [
     (
         1,
         "first",
@@ -79,6 +79,21 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 21] = [
         Instead(include_str!("../migrations/postgres/0021_unchanged.sql")),
     ),
     (22, "usage", include_str!("../migrations/0022_usage.sql"), Same),
+    (23, "measured", include_str!("../migrations/0023_measured.sql"), Same),
+    (24, "output once", include_str!("../migrations/0024_output_once.sql"), Same),
+    (25, "time limits", include_str!("../migrations/0025_time_limits.sql"), Same),
+    (26, "dependencies", include_str!("../migrations/0026_dependencies.sql"), Same),
+    (27, "arrays", include_str!("../migrations/0027_arrays.sql"), Same),
+    (30, "notices", include_str!("../migrations/0030_notices.sql"), Same),
+    (31, "secrets", include_str!("../migrations/0031_secrets.sql"), Same),
+    (32, "sides", include_str!("../migrations/0032_sides.sql"), Same),
+    (
+        33,
+        "budgets",
+        include_str!("../migrations/0033_budgets.sql"),
+        Instead(include_str!("../migrations/postgres/0033_budgets.sql")),
+    ),
+    (34, "run slices", include_str!("../migrations/0034_run_slices.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

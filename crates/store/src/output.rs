@@ -11,6 +11,21 @@ const ROWS: usize = 1000;
 /// Rows per transaction: other writers wait no longer than this takes (some 30 ms).
 const ROWS_PER_WRITE: usize = 5000;
 
+/// A part of what a run prints, between two bytes of its output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutputPiece {
+    /// The task.
+    pub task: String,
+    /// The lease of the run.
+    pub lease: String,
+    /// Where it begins in the output of the run.
+    pub begin_bytes: u64,
+    /// Where it ends.
+    pub end_bytes: u64,
+    /// Its text.
+    pub lines: Vec<LogLine>,
+}
+
 impl Store {
     /// Keeps pieces of output, in the order given. The store gives their ids.
     ///
@@ -19,22 +34,54 @@ impl Store {
     pub async fn add_logs(&self, lines: &[LogLine], now_us: i64) -> Result<(), StoreError> {
         for chunk in lines.chunks(ROWS) {
             let mut write = self.write_bulk().await?;
-            let mut sql = Sql::new(match self.kind {
-                Kind::Sqlite => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, id) ",
-                Kind::Postgres => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, arrived_us) ",
-            });
-            let (first, step) = match self.kind {
-                Kind::Sqlite => (self.next_ids(now_us, i64::try_from(chunk.len()).unwrap_or(i64::MAX)), 1),
-                Kind::Postgres => (now_us, 0),
-            };
-            sql.push_values((0..).zip(chunk), |row, (n, line)| {
-                row.push_bind(&line.task).push_bind(line.timestamp_ms);
-                row.push_bind(&line.worker).push_bind(&line.level).push_bind(&line.msg);
-                row.push_bind(first + n * step);
-            });
-            sql.build().execute(&mut write.tx).await?;
+            self.insert_logs(&mut write.tx, chunk, now_us).await?;
             write.commit().await?;
         }
+        Ok(())
+    }
+
+    /// Keeps a piece of a run's output and where it ends, in one step; a piece that begins before the end of what is kept is not kept.
+    /// Returns that end then. A run that is not known keeps everything.
+    ///
+    /// # Errors
+    /// Only if the database fails; then nothing of the piece is kept.
+    pub async fn add_output(&self, piece: &OutputPiece, now_us: i64) -> Result<Option<u64>, StoreError> {
+        let OutputPiece { task, lease, begin_bytes, end_bytes, lines } = piece;
+        let mut write = self.write_bulk().await?;
+        let kept = query_scalar("SELECT MAX(output_bytes) FROM runs WHERE task = $1 AND lease = $2");
+        let kept: Option<i64> = kept.bind(task).bind(lease).fetch_one(&mut write.tx).await?;
+        let kept_bytes = kept.map_or(0, i64::unsigned_abs);
+        if *begin_bytes < kept_bytes {
+            return Ok(Some(kept_bytes));
+        }
+        for chunk in lines.chunks(ROWS) {
+            self.insert_logs(&mut write.tx, chunk, now_us).await?;
+        }
+        query("UPDATE runs SET output_bytes = $3 WHERE task = $1 AND lease = $2")
+            .bind(task)
+            .bind(lease)
+            .bind(i64::try_from(*end_bytes).unwrap_or(i64::MAX))
+            .execute(&mut write.tx)
+            .await?;
+        write.commit().await?;
+        Ok(None)
+    }
+
+    async fn insert_logs(&self, tx: &mut Tx, chunk: &[LogLine], now_us: i64) -> Result<(), StoreError> {
+        let mut sql = Sql::new(match self.kind {
+            Kind::Sqlite => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, id) ",
+            Kind::Postgres => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, arrived_us) ",
+        });
+        let (first, step) = match self.kind {
+            Kind::Sqlite => (self.next_ids(now_us, i64::try_from(chunk.len()).unwrap_or(i64::MAX)), 1),
+            Kind::Postgres => (now_us, 0),
+        };
+        sql.push_values((0..).zip(chunk), |row, (n, line)| {
+            row.push_bind(&line.task).push_bind(line.timestamp_ms);
+            row.push_bind(&line.worker).push_bind(&line.level).push_bind(&line.msg);
+            row.push_bind(first + n * step);
+        });
+        sql.build().execute(tx).await?;
         Ok(())
     }
 

@@ -113,6 +113,23 @@ impl Store {
         sql.build().fetch_all(&self.readers).await?.iter().map(|found| row::json(found, "doc")).collect()
     }
 
+    /// The documents of tasks, with their ids.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn params_by_task(
+        &self,
+        ids: &[String],
+    ) -> Result<Vec<(String, Map<String, Value>)>, StoreError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sql = Sql::new("SELECT tasks.id, tasks.doc FROM tasks WHERE 1 = 1");
+        any_of(&mut sql, "tasks.id", ids);
+        let rows = sql.build().fetch_all(&self.readers).await?;
+        rows.iter().map(|found| Ok((found.try_get("id")?, row::json(found, "doc")?))).collect()
+    }
+
     /// The ids of tasks that begin like this, in their order.
     ///
     /// # Errors

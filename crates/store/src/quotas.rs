@@ -5,7 +5,7 @@ use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
 use crate::data::{EventRow, FleetRows, HeldSince, ProjectRow, TaskClaim, TaskRow};
 use crate::db::{Row, Tx, query, query_as};
 use crate::pools::{self, PoolMap};
-use crate::{Store, StoreError, row};
+use crate::{Store, StoreError, quota_times, row};
 
 /// A task holds its slices if an agent has claimed it and has not reported its end.
 macro_rules! holds {
@@ -41,6 +41,7 @@ impl Store {
         if done == 0 {
             return Err(StoreError::NoProject(project.to_owned()));
         }
+        quota_times::note(&mut write.tx, project, now_us).await?;
         let message = match quota {
             Some(quota) => format!("project {project}: {quota}"),
             None => format!("project {project}: its quota was removed"),

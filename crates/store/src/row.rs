@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_metrics::Fallback;
-use cantle_model::{Amounts, ProjectQuota, TaskStatus};
+use cantle_model::{Amounts, Measured, ProjectQuota, TaskStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -13,6 +13,7 @@ use crate::data::{
 };
 use crate::db::{Row, without_nul};
 use crate::models::ModelRow;
+use crate::wishes::limit;
 use crate::{FALLBACKS, GpuTimeRow, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
@@ -23,7 +24,7 @@ pub(crate) fn json<T: DeserializeOwned>(row: &Row, column: &'static str) -> Resu
 }
 
 /// JSON for a column. All records consist of strings, numbers, lists and objects, so that this can't fail.
-pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
+pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value)
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
 }
@@ -92,6 +93,7 @@ pub(crate) fn task(row: &Row) -> Result<TaskRow, StoreError> {
         reason: row.try_get("reason")?,
         terms: terms(row)?,
         evicted: evicted(row)?,
+        time: limit(row.try_get("time_limit_s")?),
         doc: json(row, "doc")?,
     })
 }
@@ -271,10 +273,22 @@ pub(crate) fn run(row: &Row) -> Result<RunRow, StoreError> {
         node: row.try_get("node")?,
         lease: row.try_get("lease")?,
         slices: json(row, "slices")?,
+        changes: Vec::new(),
         exit_code: row.try_get("exit_code")?,
         outcome: outcome.map(status_of),
         why: row.try_get("why")?,
+        tags: row.try_get::<Option<&str>, _>("tags")?.map_or_else(Vec::new, tags_of),
+        preemptible: row.try_get::<Option<i64>, _>("preemptible")?.map(|flag| flag != 0),
+        measured: Measured {
+            peak_bytes: row.try_get::<Option<i64>, _>("peak_bytes")?.map(i64::cast_unsigned),
+            gpu_time_us: row.try_get::<Option<i64>, _>("gpu_time_us")?.map(i64::cast_unsigned),
+        },
     })
+}
+
+/// Tags as they are stored. What another version wrote in another form counts as none.
+fn tags_of(text: &str) -> Vec<String> {
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 pub(crate) fn gpu_time(row: &Row) -> Result<GpuTimeRow, StoreError> {
@@ -284,6 +298,7 @@ pub(crate) fn gpu_time(row: &Row) -> Result<GpuTimeRow, StoreError> {
         to_us: row.try_get("to_us")?,
         node: row.try_get("node")?,
         model: row.try_get("model")?,
+        pools: row.try_get("pools")?,
         state: row.try_get("state")?,
     })
 }

@@ -1,18 +1,21 @@
 //! Runs: each execution of a task, with its node, its duration and the reason of its end. Each run of a task has a new
 //! number, and a report that names another number than the newest is refused.
 
-use cantle_model::{Slice, TaskStatus};
+use std::collections::BTreeMap;
+
+use cantle_model::{Measured, Slice, TaskStatus};
 
 use crate::data::{TaskClaim, TaskRow};
-use crate::db::{Sql, Tx, query, query_scalar};
+use crate::db::{Row, Sql, Tx, query, query_scalar};
 use crate::former::put_aside;
+use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
 /// `INSERT` of new runs from `tasks`, to which their numbers and times were written; a condition follows.
 macro_rules! begin_runs {
     () => {
-        "INSERT INTO runs (task, run, project, queue, owner, name, queued_us, taken_us, slices) \
-         SELECT id, run, project, queue, owner, name, CASE WHEN status = 'queued' THEN status_changed_us END, \
+        "INSERT INTO runs (task, run, project, queue, owner, name, tags, queued_us, taken_us, slices) \
+         SELECT id, run, project, queue, owner, name, tags, CASE WHEN status = 'queued' THEN status_changed_us END, \
          taken_us, '[]' FROM tasks"
     };
 }
@@ -45,14 +48,48 @@ pub struct RunRow {
     pub node: Option<String>,
     /// The lease that held the task.
     pub lease: Option<String>,
-    /// Its slices.
+    /// Its slices; if they changed, the last ones.
     pub slices: Vec<Slice>,
+    /// What it held from when on, in order, if that changed while it lasted; empty if not. The first one is from its beginning.
+    pub changes: Vec<HeldFrom>,
     /// How the process ended.
     pub exit_code: Option<i64>,
     /// The state that it left its task in; `Queued` or `Created`: it was given up. `None` while it lasts.
     pub outcome: Option<TaskStatus>,
     /// Why it ended so, for people.
     pub why: Option<String>,
+    /// Tags of its task when it began.
+    pub tags: Vec<String>,
+    /// Whether it could be stopped for other tasks; `None` before an agent has claimed it.
+    pub preemptible: Option<bool>,
+    /// What it used, if its agent reported that.
+    pub measured: Measured,
+}
+
+/// What a run held from a time on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldFrom {
+    /// In microseconds since 1970.
+    pub from_us: i64,
+    /// Its slices; none while it was suspended.
+    pub slices: Vec<Slice>,
+}
+
+impl RunRow {
+    /// What the run held between these times, in order: from, to, and the slices of that time.
+    pub fn parts(&self, from_us: i64, to_us: i64) -> impl Iterator<Item = (i64, i64, &[Slice])> {
+        let whole = self.changes.is_empty().then_some((from_us, to_us, self.slices.as_slice()));
+        let changed = self.changes.iter().enumerate().map(move |(index, held)| {
+            let until_us = self.changes.get(index + 1).map_or(to_us, |next| next.from_us.min(to_us));
+            (held.from_us.max(from_us), until_us, held.slices.as_slice())
+        });
+        whole.into_iter().chain(changed)
+    }
+
+    /// All slices that it ever held.
+    pub fn all_slices(&self) -> impl Iterator<Item = &Slice> {
+        self.parts(i64::MIN, i64::MAX).flat_map(|(.., slices)| slices)
+    }
 }
 
 impl Store {
@@ -62,7 +99,8 @@ impl Store {
     /// Only if the database fails.
     pub async fn runs(&self, task: &str) -> Result<Vec<RunRow>, StoreError> {
         let rows = query(select!(runs, "WHERE task = $1 ORDER BY run")).bind(task);
-        rows.fetch_all(&self.readers).await?.iter().map(row::run).collect()
+        let changes = query(select!(run_slices, "WHERE task = $1 ORDER BY run, from_us")).bind(task);
+        with_changes(&rows.fetch_all(&self.readers).await?, &changes.fetch_all(&self.readers).await?)
     }
 
     /// The runs of all tasks, deleted ones too, of which a part lies in this time, in the order in which they began.
@@ -76,7 +114,110 @@ impl Store {
              ORDER BY COALESCE(taken_us, started_us), task, run"
         ));
         let rows = rows.bind(from_us).bind(to_us).fetch_all(&self.readers).await?;
-        rows.iter().map(row::run).collect()
+        let changes = query(select!(
+            run_slices,
+            "WHERE EXISTS (SELECT 1 FROM runs WHERE runs.task = run_slices.task AND runs.run = run_slices.run \
+             AND COALESCE(taken_us, started_us) < $2 AND (ended_us IS NULL OR ended_us > $1)) ORDER BY task, run, from_us"
+        ));
+        with_changes(&rows, &changes.bind(from_us).bind(to_us).fetch_all(&self.readers).await?)
+    }
+
+    /// The slices that a running task holds now, as its agent has found: it was moved, suspended, or given another size. No quota is asked;
+    /// the task has them already.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`]; [`StoreError::NotHeld`] if this lease does not hold the task, or no run of it lasts.
+    pub async fn change_slices(
+        &self,
+        task: &str,
+        lease: &str,
+        slices: &[Slice],
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let held = old.lease.as_deref() == Some(lease) && old.exit_code.is_none();
+        if !held || old.index.status != TaskStatus::InProgress {
+            return Err(StoreError::NotHeld { task: task.to_owned(), lease: lease.to_owned() });
+        }
+        if old.slices == slices {
+            return Ok(());
+        }
+        let set = query("UPDATE tasks SET slices = $2, milli = $3, last_update_us = $4 WHERE id = $1");
+        set.bind(task)
+            .bind(row::to_json(slices)?)
+            .bind(milli(slices))
+            .bind(now_us)
+            .execute(&mut write.tx)
+            .await?;
+        note_slices(&mut write.tx, &old, slices, now_us).await?;
+        write.commit().await
+    }
+}
+
+fn milli(slices: &[Slice]) -> i64 {
+    slices.iter().map(|slice| i64::from(slice.milli.0)).sum()
+}
+
+/// Runs with the changes of their slices, which are in the order of their times.
+fn with_changes(runs: &[Row], changes: &[Row]) -> Result<Vec<RunRow>, StoreError> {
+    let mut of_run: BTreeMap<(String, i64), Vec<HeldFrom>> = BTreeMap::new();
+    for change in changes {
+        let held = HeldFrom { from_us: change.try_get("from_us")?, slices: row::json(change, "slices")? };
+        of_run.entry((change.try_get("task")?, change.try_get("run")?)).or_default().push(held);
+    }
+    let mut runs = runs.iter().map(row::run).collect::<Result<Vec<_>, _>>()?;
+    for run in &mut runs {
+        run.changes = of_run.remove(&(run.task.clone(), run.run)).unwrap_or_default();
+    }
+    Ok(runs)
+}
+
+/// From now on the lasting run of a task holds these slices.
+async fn note_slices(tx: &mut Tx, old: &TaskRow, slices: &[Slice], now_us: i64) -> Result<(), StoreError> {
+    let (task, run) = (&old.index.id, old.run);
+    let first = "INSERT INTO run_slices (task, run, from_us, slices, milli) \
+         SELECT task, run, COALESCE(taken_us, started_us), slices, COALESCE(milli, 0) FROM runs \
+         WHERE task = $1 AND run = $2 AND COALESCE(taken_us, started_us) < $3 \
+         AND NOT EXISTS (SELECT 1 FROM run_slices WHERE task = $1 AND run = $2)";
+    query(first).bind(task).bind(run).bind(now_us).execute(&mut *tx).await?;
+    let next = "INSERT INTO run_slices (task, run, from_us, slices, milli) VALUES ($1, $2, $3, $4, $5) \
+         ON CONFLICT (task, run, from_us) DO UPDATE SET slices = $4, milli = $5";
+    let text = row::to_json(slices)?;
+    query(next).bind(task).bind(run).bind(now_us).bind(&text).bind(milli(slices)).execute(&mut *tx).await?;
+    // A suspended run shows what it held last.
+    let shown = (!slices.is_empty()).then_some(text);
+    let set = "UPDATE runs SET slices = COALESCE($3, slices), milli = NULL WHERE task = $1 AND run = $2";
+    query(set).bind(task).bind(run).bind(shown).execute(tx).await?;
+    Ok(())
+}
+
+impl Store {
+    /// Runs of this user that have ended are nobody's from now on. Returns their number, and that of those that last.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn forget_owner(&self, user: &str) -> Result<(u64, u64), StoreError> {
+        let mut write = self.write().await?;
+        let forget = query("UPDATE runs SET owner = NULL WHERE owner = $1 AND outcome IS NOT NULL");
+        let forgotten = forget.bind(user).execute(&mut write.tx).await?;
+        let left = query_scalar("SELECT COUNT(*) FROM runs WHERE owner = $1").bind(user);
+        let lasting: i64 = left.fetch_one(&mut write.tx).await?;
+        write.commit().await?;
+        Ok((forgotten, lasting.unsigned_abs()))
+    }
+
+    /// The runs of a task have neither its name nor its tags any more.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn forget_name(&self, task: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        query("UPDATE runs SET name = NULL, tags = NULL WHERE task = $1")
+            .bind(task)
+            .execute(&mut write.tx)
+            .await?;
+        write.commit().await
     }
 }
 
@@ -150,19 +291,27 @@ pub(crate) async fn hold(
 ) -> Result<(), StoreError> {
     let ends = claim.exit_code.is_some();
     let run = if ends { old.run } else { lasting(tx, &claim.task).await? };
-    let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
+    // A suspended run shows what it held last.
+    let slices = [&claim.slices, &old.slices].into_iter().find(|slices| !slices.is_empty());
     query(
-        "UPDATE runs SET node = $3, lease = $4, slices = $5, exit_code = $6, why = COALESCE($7, why), \
-         ended_us = COALESCE(ended_us, $8) WHERE task = $1 AND run = $2",
+        "UPDATE runs SET node = $3, lease = $4, slices = COALESCE($5, slices), exit_code = $6, why = COALESCE($7, why), \
+         ended_us = COALESCE(ended_us, $8), peak_bytes = COALESCE($9, peak_bytes), \
+         gpu_time_us = COALESCE($10, gpu_time_us), preemptible = $11, \
+         milli = CASE WHEN EXISTS (SELECT 1 FROM run_slices WHERE task = $1 AND run = $2) THEN NULL ELSE $12 END \
+         WHERE task = $1 AND run = $2",
     )
     .bind(&claim.task)
     .bind(run)
     .bind(&claim.node)
     .bind(&claim.lease)
-    .bind(row::to_json(slices)?)
+    .bind(slices.map(row::to_json).transpose()?)
     .bind(claim.exit_code)
     .bind(&claim.reason)
     .bind(ends.then_some(now_us))
+    .bind(claim.measured.peak_bytes.map(u64::cast_signed))
+    .bind(claim.measured.gpu_time_us.map(u64::cast_signed))
+    .bind(i64::from(claim.terms.preemptible))
+    .bind(slices.map_or(0, |slices| milli(slices)))
     .later(tx)
     .await?;
     Ok(())

@@ -18,9 +18,12 @@ impl Scope {
     pub(crate) fn of_tasks(&self, sql: &mut Sql) {
         self.begin(sql, "tasks");
         if let Some(node) = &self.node {
-            sql.push(" OR tasks.status = 'queued' OR tasks.node = ").push_bind(node.clone());
-            sql.push(" OR tasks.last_worker = ").push_bind(node.clone());
-            starts_with(sql.push(" OR "), "tasks.last_worker", &format!("{node}:"));
+            sql.push(" OR tasks.status = 'queued'");
+            // An agent of some of the machine's GPUs adds them to its name, as workers do.
+            for column in ["tasks.node", "tasks.last_worker"] {
+                sql.push(format_args!(" OR {column} = ")).push_bind(node.clone());
+                starts_with(sql.push(" OR "), column, &format!("{node}:"));
+            }
         }
         sql.push(")");
     }

@@ -70,7 +70,9 @@ const RULES: [(&str, &str); 7] = [
     (
         "are queued, and neither in a queue nor with an agent",
         "SELECT COUNT(*), MIN(id) FROM tasks WHERE status = 'queued' AND taken_us IS NULL AND lease IS NULL \
-         AND NOT EXISTS (SELECT 1 FROM queue_entries e WHERE e.task = tasks.id)",
+         AND NOT EXISTS (SELECT 1 FROM queue_entries e WHERE e.task = tasks.id) \
+         AND NOT EXISTS (SELECT 1 FROM task_after a WHERE a.task = tasks.id) \
+         AND NOT EXISTS (SELECT 1 FROM arrays a WHERE a.task = tasks.id)",
     ),
     (
         "wait in a queue, and are with an agent",

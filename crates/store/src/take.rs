@@ -190,10 +190,10 @@ async fn take_first(
          entry AS (DELETE FROM queue_entries USING first WHERE queue_entries.task = first.task \
          RETURNING queue_entries.task, position, added_us), \
          begun AS (UPDATE tasks SET run = run + 1, taken_us = $2 FROM entry WHERE id = entry.task \
-         RETURNING id, run, project, tasks.queue, owner, name, \
+         RETURNING id, run, project, tasks.queue, owner, name, tags, \
          CASE WHEN status = 'queued' THEN status_changed_us END AS queued_us), \
-         runs AS (INSERT INTO runs (task, run, project, queue, owner, name, queued_us, taken_us, slices) \
-         SELECT id, run, project, queue, owner, name, queued_us, $2, '[]' FROM begun) \
+         runs AS (INSERT INTO runs (task, run, project, queue, owner, name, tags, queued_us, taken_us, slices) \
+         SELECT id, run, project, queue, owner, name, tags, queued_us, $2, '[]' FROM begun) \
          SELECT entry.task, added_us, run, CASE WHEN entry.task IS NULL \
          THEN (SELECT (SELECT COUNT(*) FROM (SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1) AS first) \
          FROM queues WHERE id = $1) END AS waits \

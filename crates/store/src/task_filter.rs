@@ -39,6 +39,10 @@ pub struct TaskFilter {
     pub older_than: Option<(i64, String)>,
     /// The number of tasks to skip before them.
     pub offset: i64,
+    /// Only the tasks of this array.
+    pub array: Option<String>,
+    /// Leave out the tasks of arrays that do not run: the array stands for them.
+    pub is_folded: bool,
     /// Of one of these users.
     pub owners: Vec<String>,
     /// Only what may be seen; `None`: everything.

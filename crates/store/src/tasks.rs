@@ -3,8 +3,11 @@
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
 
+use crate::arrays::set_array;
 use crate::data::TaskRow;
 use crate::db::{Sql, Tx, query};
+use crate::secrets::give;
+use crate::wishes::{Wishes, insert_after, seconds};
 use crate::{Store, StoreError, row};
 
 /// A task to be made. It begins as a draft.
@@ -28,6 +31,8 @@ pub struct NewTask {
     pub tags: Vec<String>,
     /// System tags.
     pub system_tags: Vec<String>,
+    /// What it asks for when it enters a queue.
+    pub wishes: Wishes,
     /// Everything else.
     pub doc: Map<String, Value>,
 }
@@ -221,8 +226,8 @@ impl Store {
         query(
             "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
              status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner, \
-             made_by) \
-             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11)",
+             made_by, time_limit_s) \
+             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11, $12)",
         )
         .bind(&new.id)
         .bind(&new.name)
@@ -235,9 +240,17 @@ impl Store {
         .bind(doc)
         .bind(&new.owner)
         .bind(&new.made_by)
-        .execute(tx)
+        .bind(seconds(new.wishes.time))
+        .execute(&mut *tx)
         .await?;
-        Ok(())
+        insert_after(tx, &new.id, &new.wishes.after).await?;
+        if !new.wishes.secrets.is_empty() {
+            give(tx, &new.id, &new.wishes.secrets).await?;
+        }
+        match &new.wishes.array {
+            None => Ok(()),
+            array => set_array(tx, &new.id, array.as_ref()).await,
+        }
     }
 }
 

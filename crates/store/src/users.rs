@@ -155,6 +155,10 @@ impl Store {
         for sql in [
             "DELETE FROM user_groups WHERE user_id = $1",
             "DELETE FROM user_grants WHERE subject = 'user:' || $1",
+            "DELETE FROM receivers WHERE owner = $1",
+            "DELETE FROM receiver_states WHERE owner = $1",
+            "DELETE FROM notices WHERE owner = $1",
+            "DELETE FROM secrets WHERE owner = $1",
         ] {
             query(sql).bind(id).execute(&mut write.tx).await?;
         }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use cantle_model::Measured;
 use cantle_model::TaskStatus::{Completed, InProgress, Queued};
 use cantle_store::{Change, NewTask, Renewal, Renewed, Store, TaskClaim, Terms};
 use serde_json::Map;
@@ -28,6 +29,7 @@ fn claim(node: &str, lease: &str, exit_code: Option<i64>) -> TaskClaim {
         terms: Terms::default(),
         exit_code,
         reason: None,
+        measured: Measured::default(),
     }
 }
 

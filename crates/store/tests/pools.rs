@@ -10,8 +10,8 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Milli, Pool, PoolQuota, ProjectQuota, Quota, Slice};
-use cantle_store::{Change, NewTask, NodeRow, ProjectRow, Store, StoreError, TaskClaim, Terms};
+use cantle_model::{Measured, Milli, Pool, PoolQuota, ProjectQuota, Quota, Slice};
+use cantle_store::{Change, NewTask, NodeRow, Store, StoreError, TaskClaim, Terms};
 use serde_json::{Map, json};
 
 const FOR_GOOD: Terms = Terms { cpu_milli: 0, memory_bytes: 0, preemptible: false, quota_milli: None };
@@ -36,16 +36,7 @@ async fn open() -> Fixture {
         store.set_pool(&pool, "root", 1).await.unwrap();
     }
     for name in ["a", "a/b"] {
-        let row = ProjectRow {
-            id: name.into(),
-            name: name.into(),
-            description: String::new(),
-            created_us: 1,
-            last_update_us: 1,
-            quota: None,
-            doc: Map::new(),
-        };
-        store.create_project(&row).await.unwrap();
+        common::make_project(&store, name, name).await;
     }
     Fixture { store, _fresh: fresh }
 }
@@ -84,6 +75,7 @@ impl Fixture {
             terms,
             exit_code: None,
             reason: None,
+            measured: Measured::default(),
         };
         self.store.claim(&claim, 3).await
     }

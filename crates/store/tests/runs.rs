@@ -3,9 +3,9 @@
 
 mod common;
 
-use cantle_model::{Milli, Slice, TaskStatus};
+use cantle_model::{Measured, Milli, Slice, TaskStatus};
 use cantle_store::{
-    Change, LogLine, NewTask, RunRow, Scalar, Store, StoreError, TaskClaim, Terms, former_output,
+    Change, LogLine, NewTask, OutputPiece, RunRow, Scalar, Store, StoreError, TaskClaim, Terms, former_output,
 };
 use serde_json::Map;
 
@@ -33,6 +33,7 @@ fn claim(lease: &str, run: Option<i64>) -> TaskClaim {
         terms: Terms::default(),
         exit_code: None,
         reason: None,
+        measured: Measured::default(),
     }
 }
 
@@ -51,7 +52,9 @@ async fn nothing_erases_a_run() {
     assert_eq!(store.take_next("q", None, 12).await.unwrap().unwrap().run, 2);
     store.claim(&claim("two", Some(2)), 13).await.unwrap();
     store.set_status("t", InProgress, &at(14)).await.unwrap();
-    let exit = TaskClaim { exit_code: Some(3), reason: Some("no memory".into()), ..claim("two", Some(2)) };
+    let measured = Measured { peak_bytes: Some(7 << 30), gpu_time_us: Some(1_500_000) };
+    let reason = Some("no memory".into());
+    let exit = TaskClaim { exit_code: Some(3), reason, measured, ..claim("two", Some(2)) };
     store.claim(&exit, 20).await.unwrap();
     store.set_status("t", Failed, &at(21)).await.unwrap();
     store.enqueue("t", "q", &Change { force: true, ..at(30) }).await.unwrap();
@@ -72,6 +75,7 @@ async fn nothing_erases_a_run() {
         ]
     );
     assert_eq!(runs[1].why.as_deref(), Some("no memory"));
+    assert_eq!([runs[1].measured, runs[2].measured], [measured, Measured::default()]);
     assert_eq!((runs[1].exit_code, runs[1].slices[0].milli), (Some(3), Milli(500)));
 }
 
@@ -185,6 +189,12 @@ async fn a_run_keeps_its_output_when_the_next_one_starts() {
     let (store, _dir) = open().await;
     for run in 1..=3 {
         assert_eq!(store.take_next("q", None, 10 * run).await.unwrap().unwrap().run, run);
+        let was_reset = run == 3;
+        let own = if run == 1 || was_reset { run } else { run - 1 };
+        for of in 1..=run {
+            let is_former = store.is_former_output("t", of, run).await.unwrap();
+            assert_eq!(is_former, of != own, "run {of} before run {run} starts");
+        }
         store.set_status("t", TaskStatus::InProgress, &at(10 * run + 1)).await.unwrap();
         // Clients repeat it.
         store.set_status("t", TaskStatus::InProgress, &at(10 * run + 2)).await.unwrap();
@@ -198,7 +208,7 @@ async fn a_run_keeps_its_output_when_the_next_one_starts() {
                 store.set_status("t", TaskStatus::Failed, &at(28)).await.unwrap();
                 store.reset("t", &at(28), |_| ()).await.unwrap();
                 assert_eq!(output(&store, "t").await, (vec![], vec![]), "a draft");
-                assert!(store.is_put_aside("t", 2).await.unwrap());
+                assert!(store.is_former_output("t", 2, 2).await.unwrap());
                 store.enqueue("t", "q", &at(29)).await.unwrap();
             }
             _ => {}
@@ -209,7 +219,7 @@ async fn a_run_keeps_its_output_when_the_next_one_starts() {
         assert_eq!(output(&store, &former_output("t", run)).await, expected);
     }
     assert_eq!(output(&store, "t").await, (vec!["run 3".to_owned()], vec![3.0]), "clients see the newest");
-    assert!(!store.is_put_aside("t", 3).await.unwrap());
+    assert!(!store.is_former_output("t", 3, 3).await.unwrap());
     store.set_status("t", TaskStatus::Completed, &at(50)).await.unwrap();
     store.delete_task("t", &at(60)).await.unwrap();
     for of in ["t".to_owned(), former_output("t", 1), former_output("t", 2)] {
@@ -229,5 +239,35 @@ async fn what_nobody_took_from_a_queue_is_not_kept() {
     assert_eq!(output(&store, "t").await.0, ["first", "goes on"]);
     store.reset("t", &Change { force: true, ..at(7) }, |_| ()).await.unwrap();
     assert_eq!(output(&store, "t").await.0, Vec::<String>::new());
-    assert!(!store.is_put_aside("t", 1).await.unwrap() && !store.is_put_aside("t", 2).await.unwrap());
+    assert!(!store.is_former_output("t", 2, 2).await.unwrap());
+}
+
+/// An agent that was killed before it noted the answer, or got none, sends the same part of the output once more, perhaps a longer one.
+#[tokio::test]
+async fn a_piece_of_output_is_kept_once() {
+    let (store, _dir) = open().await;
+    store.take_next("q", None, 2).await.unwrap();
+    store.claim(&claim("one", Some(1)), 3).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &at(4)).await.unwrap();
+    let piece = |lease: &str, begin_bytes, end_bytes, text: &str| OutputPiece {
+        task: "t".into(),
+        lease: lease.into(),
+        begin_bytes,
+        end_bytes,
+        lines: vec![line(text)],
+    };
+    assert_eq!(store.add_output(&piece("one", 0, 6, "first"), 5).await.unwrap(), None);
+    assert_eq!(store.add_output(&piece("one", 0, 6, "first"), 6).await.unwrap(), Some(6));
+    assert_eq!(store.add_output(&piece("one", 0, 13, "first and second"), 7).await.unwrap(), Some(6));
+    assert_eq!(store.add_output(&piece("one", 6, 13, "second"), 8).await.unwrap(), None);
+    assert_eq!(store.add_output(&piece("one", 900, 950, "the end"), 9).await.unwrap(), None, "left out");
+    assert_eq!(output(&store, "t").await.0, ["first", "second", "the end"]);
+    // The next run has an output of its own.
+    store.set_status("t", TaskStatus::Failed, &at(20)).await.unwrap();
+    store.enqueue("t", "q", &Change { force: true, ..at(21) }).await.unwrap();
+    store.take_next("q", None, 22).await.unwrap();
+    store.claim(&claim("two", Some(2)), 23).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &at(24)).await.unwrap();
+    assert_eq!(store.add_output(&piece("two", 0, 6, "again"), 24).await.unwrap(), None);
+    assert_eq!(output(&store, "t").await.0, ["again"]);
 }

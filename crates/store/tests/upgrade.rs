@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use cantle_model::TaskStatus;
+use cantle_model::{Measured, TaskStatus};
 use cantle_store::{Change, Store, StoreError, TaskClaim, TaskFilter, Terms};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
@@ -94,6 +94,7 @@ async fn what_ran_then_ends_now() {
         terms: Terms::default(),
         exit_code: Some(0),
         reason: None,
+        measured: Measured::default(),
     };
     store.claim(&exit, 3000).await.unwrap();
     store

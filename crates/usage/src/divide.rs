@@ -34,6 +34,10 @@ pub struct Hold {
     pub run: usize,
     /// Its share in thousandths of the GPU.
     pub milli: u32,
+    /// The part of it that is within a quota.
+    pub guaranteed_milli: u32,
+    /// When the run began to hold it, which may be before this part of its time.
+    pub since_us: i64,
     /// When.
     pub period: Period,
 }
@@ -43,6 +47,8 @@ pub struct Hold {
 pub struct Division {
     /// What each run had; a run has one entry at most.
     pub shares: BTreeMap<usize, MilliUs>,
+    /// What of that was within a quota.
+    pub guaranteed: BTreeMap<usize, MilliUs>,
     /// What nobody had, by the state of the GPU.
     pub rest: BTreeMap<GpuPresence, MilliUs>,
     /// The part of the shares during times of which no state is recorded.
@@ -63,6 +69,9 @@ impl Division {
         for (run, share) in &other.shares {
             *self.shares.entry(*run).or_default() += share;
         }
+        for (run, share) in &other.guaranteed {
+            *self.guaranteed.entry(*run).or_default() += share;
+        }
         for (state, rest) in &other.rest {
             *self.rest.entry(*state).or_default() += rest;
         }
@@ -77,11 +86,10 @@ impl Division {
 /// exceed a GPU, the end of the former holder was reported late, and its hold is cut at the beginning of the newer one.
 #[must_use]
 pub fn divide(period: Period, times: &[GpuTime], holds: &[Hold]) -> Division {
-    // By their own beginning, also where it lies before the period: it decides which of two is the newer one.
     let mut holds = holds.to_vec();
-    holds.sort_by_key(|hold| (hold.period.from_us, hold.run));
     holds.iter_mut().for_each(|hold| hold.period = hold.period.within(period));
     holds.retain(|hold| hold.period.us() > 0 && hold.milli > 0);
+    holds.sort_by_key(|hold| hold.period.from_us);
     let edges = holds.iter().map(|hold| hold.period).chain(times.iter().map(|time| time.period));
     let parts = period.cut(edges.flat_map(|period| [period.from_us, period.to_us]));
 
@@ -91,7 +99,10 @@ pub fn divide(period: Period, times: &[GpuTime], holds: &[Hold]) -> Division {
     for part in parts {
         held.retain(|hold| hold.period.to_us > part.from_us);
         while let Some(hold) = coming.next_if(|hold| hold.period.from_us <= part.from_us) {
-            held.push(hold);
+            // By the beginning of the run, also where it lies before the period: it decides which of two is the newer one.
+            let order = |hold: &Hold| (hold.since_us, hold.run);
+            let place = held.partition_point(|other| order(other) <= order(&hold));
+            held.insert(place, hold);
         }
         while times.next_if(|time| time.period.to_us <= part.from_us).is_some() {}
         let state = times.peek().filter(|time| time.period.from_us <= part.from_us).map(|time| time.state);
@@ -111,6 +122,10 @@ impl Division {
             self.late += MilliUs::from(hold.milli - given) * us;
             if given > 0 {
                 *self.shares.entry(hold.run).or_default() += MilliUs::from(given) * us;
+                let guaranteed = given.min(hold.guaranteed_milli);
+                if guaranteed > 0 {
+                    *self.guaranteed.entry(hold.run).or_default() += MilliUs::from(guaranteed) * us;
+                }
             }
         }
         match state {
@@ -131,7 +146,7 @@ mod tests {
     }
 
     const fn hold(run: usize, milli: u32, from_us: i64, to_us: i64) -> Hold {
-        Hold { run, milli, period: from_to(from_us, to_us) }
+        Hold { run, milli, guaranteed_milli: 0, since_us: from_us, period: from_to(from_us, to_us) }
     }
 
     const fn time(state: GpuPresence, from_us: i64, to_us: i64) -> GpuTime {

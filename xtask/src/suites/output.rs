@@ -50,7 +50,7 @@ pub(super) fn follow(
         {
             is_late = true;
             next = now + GRACE;
-            send(signal, child.id());
+            end_tree(signal, child.id());
         }
         match lines.recv_timeout(REST) {
             Ok(text) => line(text)?,
@@ -67,8 +67,24 @@ pub(super) fn follow(
     }
 }
 
-/// Sends a signal to a process and all below it. They share the group of this program, so that a terminal's Ctrl-C reaches them all.
-fn send(signal: &str, process: u32) {
+/// Sends a signal to a process and all below it. They share the group of this program, so that a terminal's Ctrl-C reaches them all. First
+/// they are stopped: one that starts another meanwhile would leave it behind.
+fn end_tree(signal: &str, process: u32) {
+    let mut stopped = Vec::new();
+    loop {
+        let tree = tree_of(process);
+        if tree == stopped {
+            break;
+        }
+        send("STOP", &tree);
+        stopped = tree;
+    }
+    send(signal, &stopped);
+    send("CONT", &stopped);
+}
+
+/// A process and all below it, by their numbers.
+fn tree_of(process: u32) -> Vec<String> {
     let mut tree = vec![process.to_string()];
     let mut at = 0;
     while let Some(process) = tree.get(at) {
@@ -77,8 +93,12 @@ fn send(signal: &str, process: u32) {
         tree.extend(children.split_whitespace().map(str::to_owned));
         at += 1;
     }
+    tree
+}
+
+fn send(signal: &str, processes: &[String]) {
     // A process that has ended meanwhile is no error.
-    drop(Command::new("kill").arg(format!("-{signal}")).args(tree).status());
+    drop(Command::new("kill").arg(format!("-{signal}")).args(processes).status());
 }
 
 #[cfg(test)]
@@ -111,5 +131,15 @@ mod tests {
             followed("trap 'echo interrupted; exit 1' INT; echo one; sleep 600; echo two", Duration::ZERO);
         assert_eq!(end, End::Late);
         assert!(!lines.contains(&"two".to_owned()), "{lines:?}");
+    }
+
+    #[test]
+    fn a_program_that_goes_on_starting_others_leaves_none_behind() {
+        let name = format!("6{}", std::process::id());
+        let script = format!("for i in $(seq 2000); do sleep {name} & sleep 0.001; done");
+        let (end, _) = followed(&script, Duration::from_millis(200));
+        assert_eq!(end, End::Late);
+        let left = Command::new("pgrep").args(["-f", &format!("^sleep {name}$")]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&left.stdout), "");
     }
 }

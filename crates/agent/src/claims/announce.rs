@@ -68,11 +68,8 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
         return Ok(Answer::Refused);
     }
     let token = unless_refused(entry, token(env, entry).await)?;
-    let Some(TaskToken { token, user }) = token else { return Ok(Answer::Refused) };
-    let command = match env.task_user(&found.name, user).await {
-        Ok(user) => entry.write_command(env, &found, &token, user),
-        Err(error) => Err(error),
-    };
+    let Some(given) = token else { return Ok(Answer::Refused) };
+    let command = command_of(env, entry, &found, given).await;
     let reason = Some("pulled by agent".to_owned());
     let run = entry.job.run;
     let started =
@@ -87,12 +84,27 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
     Ok(Answer::Started(Box::new(found), command))
 }
 
+/// What will be run, written down without the secrets: they are on no disk of this node.
+async fn command_of(
+    env: &Environment,
+    entry: &mut Entry,
+    task: &tasks::Task,
+    given: TaskToken,
+) -> Result<Command, NodeError> {
+    if let Some(why) = given.no_secret {
+        return Err(NodeError::Task { name: task.name.clone(), why });
+    }
+    let user = env.task_user(&task.name, given.user).await?;
+    let command = entry.write_command(env, task, &given.token, user)?;
+    Ok(Command { secrets: given.secrets, ..command })
+}
+
 /// What the task shows the server: a token for this run alone. ClearML's own server has none, so there the task gets one of the agent's.
 async fn token(env: &Environment, entry: &Entry) -> Result<TaskToken, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     match env.server.call_extended(&GetTaskToken { task, lease }).await? {
         Some(made) => Ok(made),
-        None => Ok(TaskToken { token: env.server.new_token().await?, user: String::new() }),
+        None => Ok(TaskToken { token: env.server.new_token().await?, ..TaskToken::default() }),
     }
 }
 

@@ -7,7 +7,7 @@ mod put_back;
 use std::collections::BTreeSet;
 
 use cantle_clearml::{WireError, queues, tasks};
-use cantle_model::{LeaseId, QueueId};
+use cantle_model::{Lease, LeaseId, QueueId};
 use cantle_node::{Command, Locked, NodeError, mig, new_lease, own_holder};
 use cantle_runtime::RunningTask;
 use cantle_sched::Start;
@@ -43,6 +43,14 @@ enum ClaimState {
     Returning(String),
 }
 
+/// Why the task of a former agent goes back to its queue.
+const AGENT_DIED: &str = "the agent died before it started the task";
+
+/// Why a task goes back to its queue that the node has no room for.
+pub(crate) fn no_room(error: &NodeError) -> String {
+    format!("this node has no room to start it: {error}")
+}
+
 /// A task that goes from the claims to the executor.
 pub(crate) enum Handover {
     /// The server knows that it starts: from here on it ends with an outcome.
@@ -73,8 +81,14 @@ impl Claims {
         Ok(reserved)
     }
 
-    /// Takes reserved tasks from their queues. Then no other agent gets them.
-    pub(crate) async fn claim(&mut self, env: &Environment, reserved: Vec<LeaseId>) -> Result<(), WireError> {
+    /// Takes reserved tasks from their queues. Then no other agent gets them. Returns whether the node had no room to write one of them
+    /// down: then that one goes back.
+    pub(crate) async fn claim(
+        &mut self,
+        env: &Environment,
+        reserved: Vec<LeaseId>,
+    ) -> Result<bool, WireError> {
+        let mut is_full = false;
         let mut reserved = reserved.into_iter();
         while let Some(lease) = reserved.next() {
             let Some(found) = self.tasks.find(&lease) else { continue };
@@ -88,14 +102,15 @@ impl Claims {
                 }
                 return Err(error);
             }
+            is_full |= self.tasks.get(&lease).is_some_and(Pending::is_returning);
         }
-        Ok(())
+        Ok(is_full)
     }
 
     /// A task that a former agent left and that does not run.
     pub(crate) fn adopt(&mut self, entry: Entry) {
         let state = if entry.job.claimed {
-            ClaimState::Returning("the agent died before it started the task".to_owned())
+            ClaimState::Returning(AGENT_DIED.to_owned())
         } else {
             ClaimState::Reserved(Instant::now())
         };
@@ -143,6 +158,10 @@ impl Claims {
 }
 
 impl Pending {
+    const fn is_returning(&self) -> bool {
+        matches!(self.state, ClaimState::Returning(_))
+    }
+
     const fn is_unsettled(&self) -> bool {
         matches!(self.state, ClaimState::Reserved(_) | ClaimState::Returning(_))
     }
@@ -165,10 +184,13 @@ fn reserve(
     let served = env.queues.iter().find(|queue| queue.spec.name == placement.queue);
     let queue = served.map_or_else(|| QueueId(placement.queue.clone()), |queue| queue.id.clone());
     let (task, slices) = (placement.task, placement.slices);
-    let lease = new_lease(task.clone(), String::new(), Some(placement.queue), slices.clone());
+    let lease = Lease {
+        module_reserve_bytes: env.config.module_reserve_bytes,
+        ..new_lease(task.clone(), String::new(), Some(placement.queue), slices.clone())
+    };
     locked.put(&lease)?;
     let job = TaskRecord {
-        lease: lease.id,
+        lease: lease.id.clone(),
         worker: child_worker(env, &slices, &task, taken_workers),
         task,
         name: String::new(),
@@ -180,10 +202,18 @@ fn reserve(
         claimed: false,
         run: None,
         workspace: None,
+        time_limit: None,
+        started_ms: None,
         command: None,
     };
-    let dir = TaskFiles::create(&env.jobs_dir, &job)?;
-    Ok(Entry::new(dir, job, None))
+    match TaskFiles::create(&env.jobs_dir, &job) {
+        Ok(dir) => Ok(Entry::new(dir, job, None)),
+        Err(error) => {
+            // Nobody would ever free the place of a task that has no record.
+            locked.retire(&lease)?;
+            Err(error.into())
+        }
+    }
 }
 
 async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), WireError> {
@@ -203,7 +233,8 @@ async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), W
             claimed.entry.job.claimed = true;
             claimed.entry.job.run = got.run;
             if let Err(error) = claimed.entry.dir.write(&claimed.entry.job) {
-                tracing::error!(%error, "the claim of a task is not on disk");
+                claimed.state = ClaimState::Returning(no_room(&error));
+                return Ok(());
             }
             let served = env.queues.iter().find(|served| served.id.0 == queue);
             let name = served.map_or(queue, |served| served.spec.name.clone());

@@ -6,7 +6,7 @@ use cantle_clearml::queues::START_GRACE;
 use cantle_clearml::{Listing, StatusReason, WireError, cantle, queues, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 
-use super::{ClaimState, Claims, Handover, Pending};
+use super::{AGENT_DIED, ClaimState, Claims, Handover, Pending};
 use crate::entry::{Entry, Found};
 use crate::environment::Environment;
 use crate::queues::read_backlog;
@@ -19,18 +19,23 @@ impl Claims {
         env: &Environment,
         lease: &LeaseId,
     ) -> Result<Option<Handover>, WireError> {
-        let Some(found) = self.tasks.find(lease) else { return Ok(None) };
+        let Some(mut found) = self.tasks.find(lease) else { return Ok(None) };
         let Pending { entry, state } = found.get();
         match state {
             ClaimState::Returning(why) => {
                 let why = why.clone();
                 put_back(env, found, &why).await
             }
-            ClaimState::Reserved(since) if is_settled(env, entry, since.elapsed()).await? => {
-                found.remove().release(env);
+            ClaimState::Reserved(since) => {
+                let settled = settled(env, entry, since.elapsed()).await?;
+                match settled {
+                    Settled::NotYet => {}
+                    Settled::Nothing => found.remove().release(env),
+                    Settled::Ours => found.get_mut().state = ClaimState::Returning(AGENT_DIED.to_owned()),
+                }
                 Ok(None)
             }
-            ClaimState::Reserved(_) | ClaimState::Claimed => Ok(None),
+            ClaimState::Claimed => Ok(None),
         }
     }
 
@@ -45,18 +50,34 @@ impl Claims {
     }
 }
 
-/// Was the task really taken out of its queue when no answer arrived? If so it goes back to the front.
-async fn is_settled(env: &Environment, entry: &Entry, reserved_for: Duration) -> Result<bool, WireError> {
+/// What became of a claim whose answer nobody heard.
+enum Settled {
+    /// The server may still give it to us, or take it back by itself.
+    NotYet,
+    /// Nothing has to be done any more.
+    Nothing,
+    /// The server has it as started, under this very lease.
+    Ours,
+}
+
+/// Was the task really taken out of its queue when no answer arrived? If so it goes back to the front. A former agent may also have
+/// started it for the server, and died before it could write that down and start a process.
+async fn settled(env: &Environment, entry: &Entry, reserved_for: Duration) -> Result<Settled, WireError> {
     let job = &entry.job;
     let (queue, task) = (&job.queue.0, &job.task.0);
     let backlog = read_backlog(env).await?;
     let is_queued = backlog.values().flat_map(|queue| &queue.waiting).any(|queued| queued.task == *task);
-    let is_taken = matches!(status(env, task).await?, Some((TaskStatus::Queued, _)));
-    if is_queued || !is_taken {
-        return Ok(true);
+    let status = status(env, task).await?.map(|(status, _)| status);
+    if status == Some(TaskStatus::InProgress) {
+        let node = holder_of(env, task).await?.flatten();
+        let is_ours = node.is_some_and(|node| node == job.node) && is_claimed_by(env, entry).await?;
+        return Ok(if is_ours { Settled::Ours } else { Settled::Nothing });
+    }
+    if is_queued || status != Some(TaskStatus::Queued) {
+        return Ok(Settled::Nothing);
     }
     if reserved_for < START_GRACE {
-        return Ok(false);
+        return Ok(Settled::NotYet);
     }
     // cantle's server requeues unclaimed tasks by itself, and another agent may have claimed it since: that claim must stay.
     // This agent returns its own tasks that were not recorded (the disk was full).
@@ -67,7 +88,7 @@ async fn is_settled(env: &Environment, entry: &Entry, reserved_for: Duration) ->
         Some(_) => {}
         None => put_in_front(env, queue, task, None).await?,
     }
-    Ok(true)
+    Ok(Settled::Nothing)
 }
 
 /// Does this very lease hold the task? It is claimed once more: the server refuses that under any other lease.

@@ -89,7 +89,12 @@ impl Launch {
             sdk.settle(&mut spec, &self.task.script, workspace)?;
         }
         spec.authorities.clone_from(&env.authorities);
-        let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else { return Ok((spec, None)) };
+        let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else {
+            // Last: a group in which nothing runs is taken for abandoned after a minute.
+            env.launcher.hold_by_driver((driver, node), &mut self.lease, &mut spec, &env.gpus)?;
+            return Ok((spec, None));
+        };
+        env.launcher.refuse_container(&self.lease)?;
         let workers = Workers { task: self.worker, agent: env.worker.clone() };
         let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;
         Ok((spec, Some(Box::new(container))))

@@ -2,23 +2,26 @@
 //! an [`Update`].
 
 mod fence;
+mod follow;
 mod launch;
 mod run;
 mod scan;
 mod sentry;
 mod stop_requests;
+mod time;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_clearml::SuspendedView;
 use cantle_model::LeaseId;
-use cantle_node::{Finding, NodeError};
+use cantle_node::{Finding, NodeError, Recovery};
 use cantle_runtime::{Exit, RunningTask, TaskDirectory};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::claims::Handover;
+use crate::claims::{Handover, no_room};
 use crate::entry::{Entry, Tasks};
 use crate::environment::Environment;
 use crate::task_record::Stop;
@@ -27,6 +30,7 @@ use run::Run;
 use sentry::Sentry;
 
 pub use stop_requests::AbortCommand;
+pub(crate) use time::limit_of;
 
 /// How long a node without room for a task starts none.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -70,6 +74,10 @@ pub(crate) struct Executor {
     sentry: Sentry,
     /// When the GPUs were last described for the metrics.
     described_at: Option<Instant>,
+    /// The tasks of this node that are suspended, whoever started them.
+    suspended: Vec<SuspendedView>,
+    /// Ends what a dead command has left unfinished.
+    recovery: Recovery,
     /// When the leases were last renewed.
     renewed_at: Option<Instant>,
     /// Until then no task is started: the node had no room for one.
@@ -86,6 +94,8 @@ impl Executor {
             sender,
             sentry,
             described_at: None,
+            suspended: Vec::new(),
+            recovery: Recovery::new(&env.config.installation),
             renewed_at: None,
             full_until: None,
         }
@@ -102,7 +112,7 @@ impl Executor {
                         self.tasks.insert(lease, Run::starting(entry));
                         None
                     }
-                    Err(error) => Some(Departure::Ended(Run::starting(entry).not_started(env, &error))),
+                    Err(error) => Some(self.not_started(env, Run::starting(entry), &error)),
                 }
             }
             Handover::Adopt { entry, running } => {
@@ -111,6 +121,19 @@ impl Executor {
                 self.tasks.insert(lease, Run::adopted(env, entry, *running, &self.sender));
                 None
             }
+        }
+    }
+
+    /// What becomes of a task that has not started because of this error. Where the node has no room for it, nothing is wrong with the task:
+    /// it goes back to its queue, and the node starts nothing for a while.
+    fn not_started(&mut self, env: &Environment, run: Run, error: &NodeError) -> Departure {
+        match error {
+            NodeError::PlacementLost { .. } => Departure::Returned(run.into_entry(), error.to_string()),
+            error if error.is_out_of_room() => {
+                self.wait_for_room();
+                Departure::Returned(run.into_entry(), no_room(error))
+            }
+            error => Departure::Ended(run.not_started(env, error)),
         }
     }
 
@@ -143,15 +166,10 @@ impl Executor {
                     found.get_mut().started(env, running, &self.sender);
                     None
                 }
-                Err(error @ NodeError::PlacementLost { .. }) => {
-                    Some(Departure::Returned(found.remove().into_entry(), error.to_string()))
+                Err(error) => {
+                    let run = found.remove();
+                    Some(self.not_started(env, run, &error))
                 }
-                Err(error) if error.is_out_of_room() => {
-                    self.full_until = Some(Instant::now() + FULL_FOR);
-                    let why = format!("this node has no room to start it: {error}");
-                    Some(Departure::Returned(found.remove().into_entry(), why))
-                }
-                Err(error) => Some(Departure::Ended(found.remove().not_started(env, &error))),
             },
             Update::PreStopEnded(how) => {
                 found.get_mut().pre_stop_ended(env, &how);
@@ -166,6 +184,11 @@ impl Executor {
                 Some(Departure::Ended(found.remove().ended(env, exit)))
             }
         }
+    }
+
+    /// The node had no room for a task: it starts nothing for a while.
+    pub(crate) fn wait_for_room(&mut self) {
+        self.full_until = Some(Instant::now() + FULL_FOR);
     }
 
     /// Had the node no room for a task a moment ago?

@@ -1,11 +1,14 @@
 //! Follows one task from its start to its end.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle_node::{NodeError, Refusals, enforced_by, got};
-use cantle_runtime::{Exit, RunningTask, Stopper};
+use cantle_model::Holder;
+use cantle_node::{NodeError, Refusals, enforced_by, got, renew_driver_limits};
+use cantle_runtime::{Backend, Exit, RunningTask, Stopper};
 use tokio::time::Instant;
 
+use super::time::began;
 use super::{ActiveTask, Update, UpdateSender};
 use crate::command;
 use crate::entry::Entry;
@@ -19,9 +22,26 @@ pub(super) struct Run {
     stopper: Option<Stopper>,
     /// When its start began, or since when it is known to run.
     since: Instant,
+    /// Since when its time counts: a former agent may have started it.
+    began: Instant,
     pre_stop: Option<PreStop>,
     /// Its refused allocations.
     refusals: Option<Refusals>,
+    /// Its first process, until the lease names it.
+    unnoted: Option<FirstProcess>,
+    /// The changes of its lease that it knows of.
+    pub(super) changes: u32,
+    /// Its slices have changed, and the server has not confirmed that it knows.
+    pub(super) is_changed: bool,
+}
+
+/// What a lease gets to know when its task has a process.
+struct FirstProcess {
+    leader: Holder,
+    backend: Backend,
+    cgroup: Option<PathBuf>,
+    /// The node had no room for it at once.
+    is_late: bool,
 }
 
 /// The time that a task has between the request to stop it and the stop.
@@ -34,7 +54,18 @@ pub(super) struct PreStop {
 impl Run {
     /// Its first process is about to be started.
     pub(super) fn starting(entry: Entry) -> Self {
-        Self { entry, stopper: None, since: Instant::now(), pre_stop: None, refusals: None }
+        let now = Instant::now();
+        Self {
+            entry,
+            stopper: None,
+            since: now,
+            began: now,
+            pre_stop: None,
+            refusals: None,
+            unnoted: None,
+            changes: 0,
+            is_changed: false,
+        }
     }
 
     /// A former agent started it: from here on it is watched like any other.
@@ -45,6 +76,7 @@ impl Run {
         sender: &UpdateSender,
     ) -> Self {
         let mut run = Self::starting(entry);
+        run.began = began(run.entry.job.started_ms, run.since);
         let (task, name) = (run.entry.job.task.0.clone(), run.entry.job.name.clone());
         run.refusals = Refusals::of(&env.node.slice_dir(&run.entry.job.lease)).map(Refusals::without_old);
         run.watch(running, sender);
@@ -54,11 +86,29 @@ impl Run {
             None,
             format!("task {name} was started by a former agent; watching it"),
         );
+        run.renew_driver_limits(env);
         // The grace period that it had ended with the former daemon: no process would kill it any more.
         if let Some(stop) = run.entry.stop.clone() {
             run.stop(env, stop);
         }
         run
+    }
+
+    /// The driver's limits outlive an agent. Whoever changed them meanwhile did so for no task of this one.
+    fn renew_driver_limits(&self, env: &Environment) {
+        let lease = env.node.lock().and_then(|locked| locked.lease(&self.entry.job.lease));
+        let renewed = lease.and_then(|lease| match lease {
+            Some(lease) => renew_driver_limits(env.driver.as_ref(), &lease, &env.gpus),
+            None => Ok(false),
+        });
+        let line = match renewed {
+            Ok(false) => return,
+            Ok(true) => "the driver's limit of the task had been changed, and is set again".to_owned(),
+            Err(error) => {
+                format!("the driver's limit of the task is unknown, and the filter enforces it: {error}")
+            }
+        };
+        env.note_in_task_log("adopt", &self.entry, &line);
     }
 
     /// Has [`Update::Ended`] sent when the task and everything it left behind are gone.
@@ -73,39 +123,65 @@ impl Run {
 
     /// Its first process was started; the lease gets it as its leader.
     pub(super) fn started(&mut self, env: &Environment, running: RunningTask, sender: &UpdateSender) {
-        let lease = self.entry.job.lease.clone();
-        self.refusals = Refusals::of(&env.node.slice_dir(&lease));
+        self.refusals = Refusals::of(&env.node.slice_dir(&self.entry.job.lease));
         self.since = Instant::now();
-        let (leader, enforcement, cgroup) =
-            (running.leader(), running.backend().enforcement(), running.cgroup());
-        let enforced = enforced_by(running.backend());
+        self.began = self.since;
+        self.unnoted = Some(FirstProcess {
+            leader: running.leader(),
+            backend: running.backend().clone(),
+            cgroup: running.cgroup(),
+            is_late: false,
+        });
         self.watch(running, sender);
-        let name = &self.entry.job.name;
-        let noted = env.node.lock().and_then(|locked| match locked.lease(&lease)? {
+        self.note_first_process(env);
+        self.begin_time(env);
+        env.journal.note_node_changed();
+    }
+
+    /// The lease gets the first process as its leader. Where the node has no room to write that down, the next scan tries again: until
+    /// then this agent and the lock of the supervisor keep the lease.
+    pub(super) fn note_first_process(&mut self, env: &Environment) {
+        let Some(FirstProcess { leader, backend, cgroup, is_late }) = self.unnoted.take() else { return };
+        let (lease, name) = (&self.entry.job.lease, &self.entry.job.name);
+        let noted = env.node.lock().and_then(|locked| match locked.lease(lease)? {
             Some(mut lease) => {
                 lease.name.clone_from(name);
                 lease.leader = Some(leader);
-                lease.enforcement = enforcement;
-                lease.cgroup = cgroup;
-                locked.put(&lease).map(|()| lease.slices)
+                lease.enforcement = backend.enforcement();
+                lease.cgroup.clone_from(&cgroup);
+                locked.put(&lease).map(|()| (lease.slices, lease.native_limit))
             }
             None => Err(NodeError::LeaseGone(lease.clone())),
         });
         match noted {
-            Ok(slices) => {
+            Ok((slices, has_native_limit)) => {
+                let enforced = enforced_by(&backend, has_native_limit);
                 let message = format!("task {name} runs: {}, {enforced}", got(&slices, &env.gpus));
                 // The lease knows the names of its MIG instances by now.
                 self.entry.job.slices = slices;
                 env.note("run", Some(&self.entry.job.task.0), None, message);
             }
+            Err(error) if error.is_out_of_room() => {
+                if !is_late {
+                    tracing::warn!(%error, "the first process of a task is not in its lease yet");
+                }
+                self.unnoted = Some(FirstProcess { leader, backend, cgroup, is_late: true });
+            }
             // Without its first process in it the lease would end when we do.
             Err(error) => self.stop(env, Stop::Enforced(format!("its lease cannot be kept: {error}"))),
         }
-        env.journal.set_node_changed(true);
     }
 
     pub(super) fn entry(&self) -> &Entry {
         &self.entry
+    }
+
+    pub(super) const fn entry_mut(&mut self) -> &mut Entry {
+        &mut self.entry
+    }
+
+    pub(super) const fn began(&self) -> Instant {
+        self.began
     }
 
     pub(super) fn into_entry(self) -> Entry {
@@ -190,29 +266,30 @@ impl Run {
     /// It has not started, because of this error.
     pub(super) fn not_started(self, env: &Environment, error: &NodeError) -> Entry {
         let message = Some(format!("not started: {}", command::explain(error)));
-        self.settle(env, &Outcome { code: Some(i32::from(error.exit_code())), message })
+        self.settle(env, Outcome { code: Some(i32::from(error.exit_code())), message, ..Outcome::default() })
     }
 
     /// It and everything it left behind are gone.
     pub(super) fn ended(self, env: &Environment, exit: Exit) -> Entry {
         let code = (exit != Exit::Lost).then(|| exit.code());
-        let outcome = Outcome { code, message: exit.reason() };
-        self.settle(env, &outcome)
+        // Before its slice is free: its files go with it.
+        let measured = env.measured(&self.entry.job.lease);
+        self.settle(env, Outcome { code, message: exit.reason(), measured })
     }
 
     /// Writes down how it ended, then frees its slice.
-    fn settle(self, env: &Environment, outcome: &Outcome) -> Entry {
+    fn settle(self, env: &Environment, outcome: Outcome) -> Entry {
         let Self { mut entry, refusals, .. } = self;
         let refused = refusals.and_then(|mut refusals| {
             let line = refusals.final_report(&entry.job.slices, &env.gpus, Vec::new);
             env.meter.refused(&entry.job.slices, &refusals.take_counts());
             line
         });
-        if let Err(error) = entry.dir.set_outcome(outcome) {
+        if let Err(error) = entry.dir.set_outcome(&outcome) {
             // On a full disk. The next agent would find the end of its process, which has space of its own.
             tracing::error!(%error, "the result of a task is not on disk");
         }
-        entry.outcome = Some(outcome.clone());
+        entry.outcome = Some(outcome);
         if let Some(line) = refused {
             env.note_in_task_log("refuse", &entry, &line);
         }

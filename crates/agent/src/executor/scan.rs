@@ -19,8 +19,12 @@ impl Executor {
     /// One scan of everything that needs no server.
     pub(crate) fn scan(&mut self, env: &Environment) {
         let now = Instant::now();
+        self.tasks.values_mut().for_each(|run| run.entry_mut().take_over_again());
+        self.tasks.values_mut().for_each(|run| run.note_first_process(env));
         self.tasks.values_mut().for_each(|run| run.scan_refusals(env, now));
         self.tasks.values_mut().for_each(|run| run.end_pre_stop(env, now));
+        self.tasks.values_mut().for_each(|run| run.end_time(env, now));
+        self.follow(env);
         if self.described_at.is_none_or(|at| now.duration_since(at) >= DESCRIBE_INTERVAL) {
             self.described_at = Some(now);
             if env.config.metrics_listen.is_some() {

@@ -14,7 +14,7 @@ use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_clearml::{Listing, TaskRequest, WireError, cantle, tasks};
 use cantle_decide::{decide, describe_waiting, policy_under};
 use cantle_metrics::Fallback;
-use cantle_model::{Lease, LeaseId, TaskId};
+use cantle_model::{Lease, LeaseId, TaskId, TimeLimit};
 use cantle_node::clock::now_ms;
 use cantle_node::{NodeError, capacity};
 use cantle_sched::{Plan, Queue, Reason, Wait, Waiting};
@@ -24,6 +24,7 @@ use tracing::info_span;
 
 use crate::entry::OwnTasks;
 use crate::environment::Environment;
+use crate::executor::limit_of;
 use crate::meter::FALLBACKS;
 use crate::queues::{Backlog, Queued, Served, read_backlog};
 use hours::ForceProperty;
@@ -185,7 +186,7 @@ impl Planner {
             }
         }
         self.waits = waits;
-        env.journal.set_node_changed(true);
+        env.journal.note_node_changed();
     }
 }
 
@@ -221,7 +222,7 @@ async fn read_requests(
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let list = Listing::fields(ids, &["id", "hyperparams"]);
+    let list = Listing::fields(ids, &["id", "hyperparams", "cantle_time_limit_s"]);
     let answer = env.server.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?;
     let request = |task: tasks::Task| {
         let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
@@ -230,7 +231,10 @@ async fn read_requests(
             }
             None
         });
-        Some((task.id, request?))
+        let time = limit_of(&task);
+        // The server knows the time of a task that asks for nothing.
+        let request = if time.is_some() { Some(request.unwrap_or_default()) } else { request };
+        Some((task.id, TaskRequest { time, ..request? }))
     };
     Ok(answer.tasks.into_iter().filter_map(request).collect())
 }
@@ -266,6 +270,7 @@ fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Optio
         waiting.request.clone_from(&request.gpu);
         waiting.isolation = request.isolation;
         waiting.compute = request.compute;
+        waiting.max_run_ms = request.time.map(TimeLimit::ms);
     }
     if let Some(by_server) = by_server {
         describe_waiting(&mut waiting, by_server, request.map(TaskRequest::terms));

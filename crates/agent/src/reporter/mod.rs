@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cantle_clearml::cantle::{self, NodeQueue, ReportNode};
 use cantle_clearml::workers::{StatusReport, Unregister};
-use cantle_clearml::{WireError, tasks};
+use cantle_clearml::{SuspendedView, WireError, tasks};
 use cantle_model::LeaseId;
 use cantle_node::clock::now_ms;
 use tokio::time::Instant;
@@ -77,6 +77,7 @@ impl Reporter {
         env: &Environment,
         running: &[ActiveTask<'_>],
         waiting: Vec<cantle::WaitReport>,
+        suspended: Vec<SuspendedView>,
     ) -> Result<(), WireError> {
         let now = Instant::now();
         if is_due(self.status_at, STATUS_EVERY, now) {
@@ -86,10 +87,11 @@ impl Reporter {
         }
         self.update_contacts(running);
         self.report_children(env, running, now).await?;
-        if env.journal.node_changed() || is_due(self.node_at, NODE_EVERY, now) {
-            report_node(env, waiting).await?;
+        // First: what changes while the report is on its way is in the next one.
+        if env.journal.take_node_changed() || is_due(self.node_at, NODE_EVERY, now) {
+            self.node_at = None;
+            report_node(env, waiting, suspended).await?;
             self.node_at = Some(now);
-            env.journal.set_node_changed(false);
         }
         self.ping(env, running, now).await
     }
@@ -150,10 +152,11 @@ fn queue_ids(env: &Environment) -> Vec<String> {
     env.queues.iter().map(|queue| queue.id.0.clone()).collect()
 }
 
-/// The slices that are held on the node, and the reasons why tasks wait.
+/// The slices that are held on the node, its suspended tasks, and the reasons why others wait.
 pub(crate) async fn report_node(
     env: &Environment,
     waiting: Vec<cantle::WaitReport>,
+    suspended: Vec<SuspendedView>,
 ) -> Result<(), WireError> {
     let queue =
         |served: &Served| NodeQueue { name: served.spec.name.clone(), spec: spec_text(&served.spec.want) };
@@ -163,6 +166,7 @@ pub(crate) async fn report_node(
         queues: env.queues.iter().map(queue).collect(),
         gpus: view::gpus(&env.node, &env.gpus),
         waiting,
+        suspended,
         interval_ms: u64::try_from(NODE_EVERY.as_millis()).unwrap_or(u64::MAX),
     };
     env.server.call_extended(&report).await.map(|_| ())

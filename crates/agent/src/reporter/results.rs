@@ -134,32 +134,34 @@ async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<
     };
     let (task, worker) = (entry.job.task.0.as_str(), env.worker_of(&entry.job));
     let is_cantle = !env.server.lacks::<RenewLeases>();
+    let end_bytes = piece.end_bytes;
     let event = |text| {
         let event = ReportedEvent::log(task, worker, now_ms(), text);
-        if is_cantle { event.of_run(&entry.job.lease.0) } else { event }
+        if is_cantle { event.of_run(&entry.job.lease.0).of_output(from_bytes, end_bytes) } else { event }
     };
-    let end_bytes = piece.end_bytes;
     let limit_note = output_limit::note_at_limit(sent_bytes, end_bytes, limit_bytes).filter(|_| !ended);
     let texts = note.into_iter().chain(piece.texts).chain(limit_note);
     let events: Vec<ReportedEvent> = texts.map(event).collect();
+    // A piece whose answer was lost, or whose agent was killed before it noted the answer, comes again. The server says then what it has.
+    let mut sent_to_bytes = end_bytes;
     match env.server.add_batch(&events).await {
         // The server may refuse a part (a deleted task's log); sending it again would not help.
-        Ok(_) => {}
+        Ok(answer) => sent_to_bytes = answer.output_bytes.unwrap_or(end_bytes),
         Err(error) if error.is_temporary() => return Err(error),
         Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
     }
-    if let Err(error) = entry.set_sent_bytes(end_bytes) {
-        tracing::warn!(%error, "a piece of log may be sent twice after a restart of the agent");
+    if let Err(error) = entry.set_sent_bytes(sent_to_bytes) {
+        tracing::warn!(%error, "a piece of log is sent twice after a restart of the agent");
     }
-    output_limit::free_sent(&path, sent_bytes, end_bytes);
+    output_limit::free_sent(&path, sent_bytes, sent_to_bytes);
     Ok(true)
 }
 
 async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireError> {
     let outcome = match entry.outcome.clone().map_or_else(|| entry.dir.outcome(), |outcome| Ok(Some(outcome)))
     {
-        Ok(outcome) => outcome.unwrap_or(Outcome { code: None, message: None }),
-        Err(error) => Outcome { code: None, message: Some(error.to_string()) },
+        Ok(outcome) => outcome.unwrap_or_default(),
+        Err(error) => Outcome { message: Some(error.to_string()), ..Outcome::default() },
     };
     let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
     let report = report_of(&outcome, stop.as_ref());
@@ -221,7 +223,7 @@ mod tests {
     use super::*;
 
     fn exit(code: i32) -> Outcome {
-        Outcome { code: Some(code), message: None }
+        Outcome { code: Some(code), ..Outcome::default() }
     }
 
     #[test]
@@ -232,7 +234,7 @@ mod tests {
         assert_eq!(report_of(&exit(143), Some(&Stop::Shutdown)), Report::Stopped(SHUT_DOWN));
         assert_eq!(report_of(&exit(0), Some(&Stop::Aborted)), Report::Stopped(ABORTED), "it cleaned up");
         assert_eq!(report_of(&exit(0), Some(&Stop::Superseded)), Report::Nothing);
-        let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
+        let lost = Outcome { message: Some("its supervisor was killed".into()), ..Outcome::default() };
         assert_eq!(report_of(&lost, None), Report::Failed("its supervisor was killed".into()));
         let (why, preempted) = ("needed".to_owned(), Stop::Preempted("needed".into()));
         assert_eq!(report_of(&exit(143), Some(&preempted)), Report::GivenBack(why.clone()));

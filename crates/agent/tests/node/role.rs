@@ -8,7 +8,7 @@ use std::time::Duration;
 use cantle_agent::{AgentConfig, AllocationMode, daemon};
 use cantle_clearml::Credentials;
 use cantle_driver::Installation;
-use cantle_model::{ComputeRequest, GpuList, GpuRequest, QueueSpec};
+use cantle_model::{ComputeRequest, EnforceMode, GpuList, GpuRequest, QueueSpec};
 use cantle_node::{Command, RunRequest, run_here};
 use cantle_runtime::{BackendChoice, Privileges};
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,10 +41,13 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
         isolation: cantle_model::Isolation::Any,
         compute: ComputeRequest::default(),
         command: Command { argv: vec!["sh".into(), "-c".into(), script.clone()], ..Command::default() },
+        time: None,
+        module_reserve_bytes: 0,
         timeout: (timeout_s > 0).then(|| Duration::from_secs(timeout_s)),
         installation: source(place),
         lib_dir: place.join("lib"),
         backend: BackendChoice::Auto,
+        enforce: EnforceMode::default(),
         privileges: Privileges::default(),
         image: None,
     };

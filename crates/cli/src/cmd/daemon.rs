@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use self::background::{READY, start_in_background};
 use super::serve::{ServeArgs, agent_config, finished};
-use crate::context::{CommandResult, Context, runtime};
+use crate::context::{CommandResult, Context, agent_runtime};
 use crate::error::{CliError, ErrorKind};
 use crate::host::{report_ready, until_signal};
 use crate::{clearml_conf, connect, containers};
@@ -170,6 +170,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     // All checks run before the agent goes to the background.
     cantle_agent::check(&config)?;
     (config.server, config.credentials) = connect::address(context)?;
+    config.key_source = connect::key_source(context);
     add_hosts(&mut config, &conf);
     config.tls = context.global.tls();
     args.foreign.needless().for_each(|note| context.printer.say(note));
@@ -189,7 +190,7 @@ fn serve(context: &Context, config: AgentConfig) -> CommandResult {
             }
         }
     };
-    runtime()?.block_on(async {
+    agent_runtime()?.block_on(async {
         let (stop, stopping) = watch::channel(false);
         let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping, ready));
         tokio::select! {

@@ -1,5 +1,6 @@
 //! `cantle tasks delete`: deletes ended tasks with all their data.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ pub(crate) struct DeleteArgs {
     /// Keep the files of artifacts, models and debug samples
     #[arg(long)]
     keep_files: bool,
+    /// Take their names and tags away from the records of their runs, which reports of usage are made of
+    #[arg(long)]
+    forget_name: bool,
     /// List what would be deleted, and delete nothing
     #[arg(long)]
     dry_run: bool,
@@ -87,6 +91,7 @@ pub(crate) fn delete(context: &Context, args: &DeleteArgs) -> CommandResult {
             task: task.id.clone(),
             delete_output_models: true,
             delete_external_artifacts: !args.keep_files,
+            cantle_forget_name: args.forget_name,
             ..Delete::default()
         };
         let done = server.about(&task.id, &request)?;
@@ -120,7 +125,22 @@ fn chosen(server: &Connection, args: &DeleteArgs) -> Result<Vec<TaskView>, CliEr
             Timestamp::now() - jiff::SignedDuration::try_from(age).unwrap_or(jiff::SignedDuration::MAX);
         found.retain(|task| ended_before(task, before));
     }
-    Ok(found)
+    with_their_tasks(server, found)
+}
+
+/// An array with its tasks, which come first: without it a list would show each of them.
+fn with_their_tasks(server: &Connection, chosen: Vec<TaskView>) -> Result<Vec<TaskView>, CliError> {
+    let mut all: Vec<TaskView> = Vec::with_capacity(chosen.len());
+    for task in chosen {
+        if task.array.is_some() {
+            let of = GetTasks { array: Some(task.id.clone()), limit: Some(LIMIT), ..GetTasks::default() };
+            all.extend(server.call(&of)?.tasks);
+        }
+        all.push(task);
+    }
+    let mut seen = BTreeSet::new();
+    all.retain(|task| seen.insert(task.id.clone()));
+    Ok(all)
 }
 
 /// Drafts never ended; they are as old as they are.

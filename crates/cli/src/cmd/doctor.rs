@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError, Installation};
-use cantle_model::Bytes;
-use cantle_node::GpuClaim;
+use cantle_model::{Bytes, Gpu};
+use cantle_node::{GpuClaim, driver_limits};
 use cantle_runtime::{Engine, EngineError, EngineInfo, check_filters};
 use clap::Args;
 
@@ -91,7 +91,8 @@ fn gpus() -> Vec<Checkup> {
 fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     let versions = driver.versions();
     let mut checkups = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
-    for gpu in driver.gpus()? {
+    let gpus = driver.gpus()?;
+    for gpu in &gpus {
         let memory = match driver.memory(&gpu.uuid) {
             Ok(memory) => format!("{} of {} in use", Bytes(memory.used_bytes), Bytes(memory.total_bytes)),
             // A container may not ask the parent of its MIG devices.
@@ -104,6 +105,8 @@ fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
         let mode = if gpu.mig { ", MIG mode" } else { "" };
         checkups.push(good("GPU", format!("{found}{mode}")));
     }
+    checkups.extend(gpus.iter().filter(|gpu| !gpu.mig).map(|gpu| process_figures(driver, gpu)));
+    checkups.extend(driver_limit(driver, &gpus));
     checkups.extend(driver.lost_gpus().into_iter().map(|lost| {
         let found = format!("{} is lost to the driver: {}", lost.index, lost.why);
         not(
@@ -114,6 +117,43 @@ fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
         )
     }));
     Ok(checkups)
+}
+
+/// Whether the driver enforces the limits of tasks that are processes, in addition to the filter. On a machine of MIG instances the hardware does.
+fn driver_limit(driver: &dyn Driver, gpus: &[Gpu]) -> Option<Checkup> {
+    if gpus.iter().all(|gpu| gpu.mig) {
+        return None;
+    }
+    let found = match driver_limits(driver, gpus) {
+        Ok(()) => "in force for tasks that are processes; containers have the filter alone".to_owned(),
+        Err(why) => format!("none, so the filter enforces alone: {why}"),
+    };
+    Some(good("driver limit", found))
+}
+
+/// Does the driver report the memory of processes, without which the watchdog detects nothing? On a GPU without a process, a probe is
+/// one for a second.
+fn process_figures(driver: &dyn Driver, gpu: &Gpu) -> Checkup {
+    let index = gpu.index;
+    let has_figures = driver.processes(&gpu.uuid).and_then(|processes| match processes.is_empty() {
+        true => Ok(!driver.context_memory(&gpu.uuid, &gpu.uuid.0)?.without_figure),
+        false => Ok(processes.iter().all(|process| process.used_bytes.is_some())),
+    });
+    match has_figures {
+        Ok(true) => good("watchdog", format!("GPU {index}: the driver reports the memory of each process")),
+        Ok(false) => not(
+            Severity::Warning,
+            "watchdog",
+            format!("GPU {index}: the driver does not report the memory of each process"),
+            "the filter enforces limits, and memory taken past it is reported without a name (cantle explain no-process-figures)",
+        ),
+        Err(error) => not(
+            Severity::Warning,
+            "watchdog",
+            format!("GPU {index}: whether the driver reports the memory of each process is unknown: {error}"),
+            "run cantle doctor again while the GPU has free memory",
+        ),
+    }
 }
 
 fn enforcement() -> Checkup {
@@ -137,6 +177,11 @@ fn task_users() -> Vec<Checkup> {
     let checkup = |agent: GpuClaim| {
         let GpuClaim { worker, task_user, .. } = agent;
         let found = format!("tasks of {worker} run as {task_user}");
+        if task_user.ends_with("(--privileged-task)") {
+            let hint =
+                "omit --privileged-task: such a task can stop its agent (cantle explain privileged-task)";
+            return not(Severity::Warning, "task user", found, hint);
+        }
         if !task_user.starts_with("root,") {
             return good("task user", found);
         }

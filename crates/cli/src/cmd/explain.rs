@@ -76,7 +76,7 @@ pub(crate) fn explain(context: &Context, args: &ExplainArgs) -> CommandResult {
     };
     let page = pages().find(|page| page.is_called(name)).ok_or_else(|| unknown(name))?;
     match printer.format {
-        Format::Table | Format::Wide | Format::Conf => {
+        Format::Table | Format::Wide | Format::Conf | Format::Focus => {
             printer.data(&printer.bold(&format!("{}: {}", page.name, page.title)));
             printer.data(&format!("\n{}", page.text));
         }

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use cantle_clearml::cantle::{GpuView, NodeView, ProcessView, SliceView, TaskView};
 use cantle_driver::Installation;
-use cantle_model::{Bytes, GpuMode, Lease, Milli, TaskStatus};
-use cantle_node::{GpuHere, SliceHere, gpus_here};
+use cantle_model::{Bytes, GpuMode, Lease, Milli, Suspension, SuspensionStep, TaskStatus};
+use cantle_node::{GpuHere, NodeStore, SliceHere, gpus_here, suspended};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -34,6 +34,10 @@ struct Slice {
     pids: Vec<u32>,
     queue: Option<String>,
     since: String,
+    /// running, suspending, suspended, resuming or failed
+    state: &'static str,
+    /// In host memory, while it is suspended.
+    parked_bytes: u64,
 }
 
 const SLICE_COLUMNS: [Column<Slice>; 10] = [
@@ -43,7 +47,10 @@ const SLICE_COLUMNS: [Column<Slice>; 10] = [
     Column {
         head: "SLICE",
         wide: false,
-        cell: |s| s.mig_profile.clone().unwrap_or_else(|| Milli(s.milli).to_string()),
+        cell: |s| {
+            let size = s.mig_profile.clone().unwrap_or_else(|| Milli(s.milli).to_string());
+            if s.state == RUNNING { size } else { format!("{size}, {}", s.state) }
+        },
     },
     Column {
         head: "USED / LIMIT",
@@ -66,19 +73,24 @@ fn pids(slice: &Slice) -> String {
     or_dash(Some(&format!("{}{more}", shown.join(","))))
 }
 
-/// The GPUs of this machine.
-fn look() -> Result<Vec<GpuHere>, CliError> {
+/// The GPUs of this machine, and the leases that they are described from.
+fn look() -> Result<(Vec<GpuHere>, Vec<Lease>), CliError> {
     let installation = Installation::of_this_machine();
     let driver = cantle_driver::open(&installation).map_err(as_kind(ErrorKind::Unavailable))?;
-    Ok(gpus_here(driver.as_ref(), &installation)?)
+    let node = NodeStore::open(&NodeStore::dir_for(&installation))?;
+    let leases = node.leases()?;
+    Ok((gpus_here(driver.as_ref(), &node, &leases)?, leases))
 }
 
 /// Slices of this machine, of all its users, with or without a server.
 pub(crate) fn ps(context: &Context) -> CommandResult {
     let users = Users::read();
-    let gpus = look()?;
-    let slices: Vec<Slice> =
+    // A task that is suspended meanwhile is in one of both: they are of the same reading.
+    let (gpus, leases) = look()?;
+    let mut slices: Vec<Slice> =
         gpus.iter().flat_map(|gpu| gpu.slices.iter().map(|slice| row(gpu, slice, &users))).collect();
+    slices
+        .extend(suspended(&leases).filter_map(|(lease, suspension)| suspended_row(&gpus, lease, suspension)));
     context.printer.items(&slices, |slice| slice.task.clone(), &SLICE_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -100,7 +112,43 @@ fn row(gpu: &GpuHere, here: &SliceHere, users: &Users) -> Slice {
         pids: if pids.is_empty() { here.leader.into_iter().collect() } else { pids },
         queue: here.lease.queue.clone(),
         since: since(&here.lease),
+        state: state(&here.lease),
+        parked_bytes: here.lease.suspension.as_ref().map_or(0, |suspension| suspension.parked_bytes),
     }
+}
+
+const RUNNING: &str = "running";
+
+fn state(lease: &Lease) -> &'static str {
+    match lease.suspension.as_ref().map(|suspension| suspension.step) {
+        None => RUNNING,
+        Some(SuspensionStep::Suspending) => "suspending",
+        Some(SuspensionStep::Suspended) => "suspended",
+        Some(SuspensionStep::Resuming) => "resuming",
+        Some(SuspensionStep::Failed) => "failed",
+    }
+}
+
+/// A task that is out, where it was.
+fn suspended_row(gpus: &[GpuHere], lease: &Lease, suspension: &Suspension) -> Option<Slice> {
+    let slice = suspension.slices.first()?;
+    let alive = suspension.processes.iter().filter(|process| cantle_runtime::alive(process));
+    Some(Slice {
+        name: name_of(lease),
+        task: lease.task.0.clone(),
+        user: None,
+        gpu: gpus.iter().find(|gpu| gpu.gpu.uuid == slice.gpu)?.gpu.index,
+        gpu_uuid: slice.gpu.0.clone(),
+        milli: slice.milli.0,
+        mig_profile: None,
+        memory_used_bytes: 0,
+        memory_limit_bytes: slice.memory_limit_bytes,
+        pids: alive.map(|process| process.pid).collect(),
+        queue: lease.queue.clone(),
+        since: since(lease),
+        state: state(lease),
+        parked_bytes: suspension.parked_bytes,
+    })
 }
 
 fn name_of(lease: &Lease) -> String {
@@ -152,7 +200,8 @@ fn figure(value: Option<u32>, unit: &str) -> String {
 /// `cantle gpus` without a server.
 pub(super) fn gpus(context: &Context) -> CommandResult {
     let node = host_name()?;
-    let gpus: Vec<Gpu> = look()?
+    let (found, _) = look()?;
+    let gpus: Vec<Gpu> = found
         .iter()
         .map(|gpu| Gpu {
             node: node.clone(),
@@ -171,7 +220,7 @@ pub(super) fn gpus(context: &Context) -> CommandResult {
 
 /// This machine as a node with its tasks, for `cantle top` without a server.
 pub(super) fn node() -> Result<(NodeView, Vec<TaskView>), CliError> {
-    let (gpus, name, users) = (look()?, host_name()?, Users::read());
+    let ((gpus, _), name, users) = (look()?, host_name()?, Users::read());
     let mut tasks: Vec<TaskView> = Vec::new();
     for here in gpus.iter().flat_map(|gpu| &gpu.slices) {
         if tasks.iter().all(|task| task.id != here.lease.task.0) {
@@ -207,6 +256,9 @@ fn task(here: &SliceHere, node: &str, users: &Users) -> TaskView {
         created: since(&here.lease),
         started: Some(since(&here.lease)),
         ended: None,
+        // A lease has its end alone.
+        time_limit_s: None,
+        array: None,
     }
 }
 
@@ -219,6 +271,7 @@ fn view(gpu: &GpuHere) -> GpuView {
         memory_used_bytes: here.used_bytes(),
         mig: here.slice.mig.clone(),
         enforcement: here.lease.enforcement,
+        enforced_by: here.lease.enforced_by(&here.slice),
         processes: here
             .processes
             .iter()

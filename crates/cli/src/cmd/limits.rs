@@ -19,6 +19,8 @@ struct Limit {
     gpu: String,
     memory_limit_bytes: u64,
     memory_used_bytes: u64,
+    /// Of that, what the driver has taken by itself, for example for modules, or what is kept for it.
+    modules_bytes: u64,
     processes: usize,
     /// Its part of the GPU's compute time; absent where the driver divides.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,10 +29,11 @@ struct Limit {
     enforced: bool,
 }
 
-const COLUMNS: [Column<Limit>; 7] = [
+const COLUMNS: [Column<Limit>; 8] = [
     Column { head: "GPU", wide: false, cell: |l| l.gpu.clone() },
     Column { head: "LIMIT", wide: false, cell: |l| Bytes(l.memory_limit_bytes).to_string() },
     Column { head: "USED", wide: false, cell: |l| Bytes(l.memory_used_bytes).to_string() },
+    Column { head: "MODULES", wide: false, cell: |l| Bytes(l.modules_bytes).to_string() },
     Column { head: "COMPUTE", wide: false, cell: compute },
     Column { head: "PROCESSES", wide: false, cell: |l| l.processes.to_string() },
     Column { head: "ENFORCED", wide: false, cell: |l| if l.enforced { "yes" } else { "NO" }.to_owned() },
@@ -67,6 +70,7 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
             gpu: gpu_name(&gpu.uuid),
             memory_limit_bytes: gpu.limit_bytes,
             memory_used_bytes: gpu.used_bytes(),
+            modules_bytes: gpu.hidden_bytes,
             processes: snapshot.processes.iter().filter(|p| p.alive).count(),
             compute: own_compute,
             enforced: visible.iter().any(|(uuid, bytes)| *uuid == gpu.uuid && *bytes == gpu.limit_bytes),

@@ -40,6 +40,9 @@ pub(crate) struct TasksArgs {
     /// Only tasks in this state (queued, in_progress, completed, …)
     #[arg(long, value_name = "STATE")]
     status: Vec<String>,
+    /// Only the tasks of this array. Without it the list has one row for those of an array that do not run
+    #[arg(long, value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    array: Option<String>,
     /// Only these tasks: names, ids, or beginnings of ids
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     tasks: Vec<String>,
@@ -70,7 +73,7 @@ pub(crate) struct EventsArgs {
 
 const TASK_COLUMNS: [Column<TaskView>; 13] = [
     Column { head: "ID", wide: false, cell: |t| t.id.clone() },
-    Column { head: "NAME", wide: false, cell: |t| clip(&t.name, 32) },
+    Column { head: "NAME", wide: false, cell: name_of },
     Column { head: "PROJECT", wide: true, cell: |t| or_dash(t.project.as_deref()) },
     Column { head: "USER", wide: true, cell: |t| t.user.clone() },
     Column { head: "QUEUE", wide: false, cell: |t| or_dash(t.queue.as_deref()) },
@@ -84,9 +87,20 @@ const TASK_COLUMNS: [Column<TaskView>; 13] = [
     Column { head: "REASON", wide: false, cell: |t| t.reason.clone().unwrap_or_default() },
 ];
 
-/// For how long it has run.
+/// An array with its indices: `train[0-99%8]`.
+fn name_of(task: &TaskView) -> String {
+    let name = clip(&task.name, 32);
+    task.array.as_ref().map_or_else(|| name.clone(), |array| format!("{name}[{}]", array.indices))
+}
+
+/// For how long it has run, and may run: `12m`, `12m / 2h`.
 fn run_time(task: &TaskView) -> String {
-    task.started.as_deref().map_or_else(|| "-".to_owned(), |started| between(started, task.ended.as_deref()))
+    let ran = task.started.as_deref();
+    let ran = ran.map_or_else(|| "-".to_owned(), |started| between(started, task.ended.as_deref()));
+    match task.time_limit_s {
+        Some(limit) => format!("{ran} / {limit}"),
+        None => ran,
+    }
 }
 
 /// Tasks, newest first.
@@ -107,6 +121,7 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         project: args.project,
         user: args.user,
         mine: args.mine,
+        array: args.array.map(|word| server.find_task(&word)).transpose()?,
         limit: Some(args.limit.into()),
         ..GetTasks::default()
     };
@@ -302,6 +317,7 @@ mod tests {
             memory_used_bytes: 1 << 30,
             mig: None,
             enforcement: None,
+            enforced_by: Vec::new(),
             processes: Vec::new(),
         };
         GpuView {

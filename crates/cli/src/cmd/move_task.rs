@@ -1,4 +1,4 @@
-//! `cantle move`: the position of a waiting task.
+//! `cantle move`: the position of a waiting task, and the GPU of a running one.
 
 use std::process::ExitCode;
 
@@ -9,6 +9,7 @@ use cantle_clearml::tasks::{Dequeue, Enqueue};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 
+use super::suspend;
 use crate::complete;
 use crate::connect::Connection;
 use crate::context::{CommandResult, Context};
@@ -43,10 +44,16 @@ struct MoveTarget {
     /// Take it out of its queue; it becomes a draft again
     #[arg(long)]
     out: bool,
+    /// Move a running task of this machine to this GPU, by its number, without ending it
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
 }
 
 /// Moves the task and prints its new position.
 pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> CommandResult {
+    if let Some(gpu) = args.to.gpu {
+        return suspend::move_to_gpu(context, &args.task, gpu);
+    }
     let server = Connection::open(context)?;
     let task = server.find_task(&args.task)?;
     let found = server.about(&task, &ExplainTask { task: task.clone() })?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_driver::Installation;
-use cantle_model::{ComputeRequest, GpuList, GpuRequest, Isolation};
+use cantle_model::{ComputeRequest, EnforceMode, GpuList, GpuRequest, Isolation, TimeLimit};
 use cantle_node::{Command, Docker, RunRequest, run_docker, run_here};
 use cantle_runtime::{BackendChoice, DockerRun, Privileges, inside_slice};
 
@@ -13,7 +13,7 @@ use clap::Args;
 use crate::containers::{ImageArgs, SocketArgs};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{ComputeArgs, GpuAmount, PrivilegeArgs, values};
+use crate::shared_args::{ComputeArgs, EnforceArgs, GpuAmount, PrivilegeArgs, ReserveArgs, values};
 
 /// `cantle run`
 #[derive(Args, Debug)]
@@ -28,6 +28,13 @@ pub(crate) struct RunArgs {
     /// Seconds to wait for capacity [default: fail immediately]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+    /// The longest time that the command may run (30m, 2h, 1d12h); then it is stopped
+    #[arg(long, value_name = "TIME")]
+    time: Option<TimeLimit>,
+    #[command(flatten)]
+    reserve: ReserveArgs,
+    #[command(flatten)]
+    enforce: EnforceArgs,
     #[command(flatten)]
     privileges: PrivilegeArgs,
     #[command(flatten)]
@@ -44,6 +51,8 @@ pub(crate) struct RunArgs {
 pub(crate) struct DockerRunArgs {
     #[command(flatten)]
     amount: GpuAmount,
+    #[command(flatten)]
+    reserve: ReserveArgs,
     /// Seconds to wait for capacity [default: fail immediately]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
@@ -65,20 +74,58 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         None => None,
     };
     args.privileges.check(image.is_some())?;
-    let (request, gpus) = args.amount.request_and_gpus()?;
+    let slice = args.amount.request_and_gpus()?;
     let request = RunRequest {
-        request,
-        gpus,
         isolation: args.isolation,
         compute: args.compute.request(),
-        command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
+        module_reserve_bytes: args.reserve.bytes(),
         timeout: timeout(args.timeout),
+        time: args.time,
+        privileges: args.privileges.privileges(),
+        enforce: args.enforce.mode(),
+        image,
+        ..plain(context, slice, args.command)
+    };
+    carry_out(context, request)
+}
+
+/// A command in a slice of this machine, or the user's shell if there is none.
+pub(super) fn in_slice(
+    context: &Context,
+    amount: &GpuAmount,
+    time: Option<TimeLimit>,
+    command: Vec<String>,
+) -> CommandResult {
+    let slice = amount.request_and_gpus()?;
+    let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let mut request = RunRequest { time, ..plain(context, slice, command) };
+    if request.command.argv.is_empty() {
+        request.command.argv.push(shell());
+    }
+    carry_out(context, request)
+}
+
+/// A command in a slice of this machine, with nothing asked for but the slice.
+fn plain(context: &Context, (request, gpus): (GpuRequest, GpuList), command: Vec<String>) -> RunRequest {
+    RunRequest {
+        request,
+        gpus,
+        isolation: Isolation::Any,
+        compute: ComputeRequest::default(),
+        command: Command { argv: command.into_iter().map(Into::into).collect(), ..Command::default() },
+        module_reserve_bytes: 0,
+        timeout: None,
+        time: None,
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
-        privileges: args.privileges.privileges(),
-        image,
-    };
+        privileges: Privileges::default(),
+        enforce: EnforceMode::default(),
+        image: None,
+    }
+}
+
+fn carry_out(context: &Context, request: RunRequest) -> CommandResult {
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     Ok(exit_code(runtime()?.block_on(run_here(request, &talk))?))
 }
@@ -87,18 +134,12 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
 pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResult {
     refuse_inside_a_slice()?;
     let docker = DockerRun::parse(&args.command).map_err(as_kind(ErrorKind::Usage))?;
+    let slice = (args.amount.request()?.unwrap_or(GpuRequest::Gpus(1)), GpuList::All);
     let request = RunRequest {
-        request: args.amount.request()?.unwrap_or(GpuRequest::Gpus(1)),
-        gpus: GpuList::All,
-        isolation: Isolation::Any,
-        compute: ComputeRequest::default(),
-        command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
+        module_reserve_bytes: args.reserve.bytes(),
         timeout: timeout(args.timeout),
-        installation: Installation::of_this_machine(),
-        lib_dir: context.dirs.lib.clone(),
-        backend: BackendChoice::Auto,
-        privileges: Privileges::default(),
         image: Some(Docker { socket: args.socket.resolve()?, ..Docker::default() }),
+        ..plain(context, slice, args.command)
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     Ok(exit_code(runtime()?.block_on(run_docker(request, &docker, &talk))?))
@@ -109,7 +150,7 @@ fn timeout(seconds: Option<u64>) -> Option<Duration> {
     seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs)
 }
 
-fn refuse_inside_a_slice() -> Result<(), CliError> {
+pub(super) fn refuse_inside_a_slice() -> Result<(), CliError> {
     if inside_slice() {
         let text = "this is inside a slice already, and a slice cannot be cut again";
         return Err(CliError::new(ErrorKind::Conflict, text).with_hint("run the command by itself"));

@@ -22,12 +22,18 @@ pub(crate) struct RunsArgs {
     task: String,
 }
 
-const COLUMNS: [Column<RunView>; 11] = [
+const COLUMNS: [Column<RunView>; 13] = [
     Column { head: "RUN", wide: false, cell: |r| r.run.to_string() },
     Column { head: "QUEUE", wide: true, cell: |r| or_dash(r.queue.as_deref()) },
     Column { head: "NODE", wide: false, cell: |r| or_dash(r.node.as_deref()) },
     Column { head: "GPU", wide: false, cell: |r| amount(r.milli) },
     Column { head: "MEMORY", wide: false, cell: |r| memory(r.memory_limit_bytes) },
+    Column {
+        head: "PEAK",
+        wide: false,
+        cell: |r| r.measured.peak_bytes.map_or_else(|| "-".to_owned(), memory),
+    },
+    Column { head: "GPU-TIME", wide: true, cell: |r| gpu_time(r.measured.gpu_time_us) },
     Column { head: "TAKEN", wide: true, cell: |r| or_dash(r.taken.as_deref()) },
     Column { head: "STARTED", wide: false, cell: |r| or_dash(r.started.as_deref()) },
     Column { head: "ENDED", wide: false, cell: |r| or_dash(r.ended.as_deref()) },
@@ -45,4 +51,9 @@ pub(crate) fn runs(context: &Context, args: &RunsArgs) -> CommandResult {
     })?;
     context.printer.items(&runs.runs, |r| r.run.to_string(), &COLUMNS);
     Ok(ExitCode::SUCCESS)
+}
+
+/// In seconds.
+fn gpu_time(us: Option<u64>) -> String {
+    us.map_or_else(|| "-".to_owned(), |us| format!("{}.{:03}s", us / 1_000_000, us / 1000 % 1000))
 }

@@ -18,7 +18,9 @@ use crate::containers::EngineArgs;
 use crate::context::Context;
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::host_name;
-use crate::shared_args::{PrivilegeArgs, TaskUserArgs, values};
+use crate::shared_args::{
+    ConsentArgs, EnforceArgs, ParkedArgs, PrivilegeArgs, ReserveArgs, TaskUserArgs, values,
+};
 
 /// Which queues and GPUs an agent serves.
 #[derive(Args, Debug, Clone)]
@@ -47,7 +49,15 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "POLICY", value_parser = values::watchdog, default_value = "kill")]
     watchdog: Watch,
     #[command(flatten)]
+    reserve: ReserveArgs,
+    #[command(flatten)]
+    parked: ParkedArgs,
+    #[command(flatten)]
+    enforce: EnforceArgs,
+    #[command(flatten)]
     privileges: PrivilegeArgs,
+    #[command(flatten)]
+    consent: ConsentArgs,
     #[command(flatten)]
     task_user: TaskUserArgs,
     /// Output of a run that is sent to the server, for example 512Mi; of what comes after it, only the last 1 MiB is sent
@@ -151,7 +161,11 @@ pub(super) fn agent_config(
     config.secrets = context.global.secrets();
     config.program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     config.watch = serve.watchdog;
+    config.module_reserve_bytes = serve.reserve.bytes();
+    config.parked_memory = serve.parked.bytes();
+    config.enforce = serve.enforce.mode();
     config.privileges = serve.privileges.privileges();
+    serve.consent.check(config.privileges)?;
     config.task_user = serve.task_user.policy()?;
     config.output_limit_bytes = serve.output_limit.0;
     config.poll = Duration::from_secs_f64(seconds);

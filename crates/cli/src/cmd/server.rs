@@ -11,7 +11,7 @@ use crate::announced::announce;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::CliError;
 use crate::host::{report_ready, until_signal};
-use crate::shared_args::values;
+use crate::shared_args::{ServerNotifyArgs, values};
 
 /// `cantle server`
 #[derive(Args, Debug)]
@@ -59,6 +59,10 @@ pub(super) struct ListenArgs {
     /// The claim that has the groups of a user
     #[arg(long, value_name = "CLAIM", default_value = "groups")]
     oidc_groups_claim: String,
+    /// The claim that has the name of a user, such as the name of its Unix user; a login without it is refused [default: the first of
+    /// preferred_username, email and name]
+    #[arg(long, value_name = "CLAIM", requires = "oidc_issuer")]
+    oidc_name_claim: Option<String>,
     /// Take tokens of Kubernetes that are made for this audience: its users become users here, with the groups that it names
     #[arg(long, value_name = "AUDIENCE")]
     kubernetes_tokens: Option<String>,
@@ -106,6 +110,8 @@ pub(super) struct ListenArgs {
     /// Keep the audit for this time (365d), or `forever`
     #[arg(long, value_name = "TIME", default_value = "365d", value_parser = values::kept)]
     keep_audit: values::Kept,
+    #[command(flatten)]
+    notify: ServerNotifyArgs,
 }
 
 /// Serves until a signal ends it.
@@ -141,6 +147,7 @@ pub(super) async fn bind(
             client_secret: listen.oidc_client_secret_file,
             ca: listen.oidc_ca,
             groups_claim: listen.oidc_groups_claim,
+            name_claim: listen.oidc_name_claim,
         }),
         kubernetes: listen.kubernetes_tokens.map(|audience| KubernetesConfig {
             audience,
@@ -158,6 +165,7 @@ pub(super) async fn bind(
         keep_events: listen.keep_events.0,
         keep_logs: listen.keep_logs.0,
         keep_audit: listen.keep_audit.0,
+        notify: listen.notify.config(),
         ..cantle_server::ServerConfig::default()
     };
     let server = Server::bind(&config).await?;
@@ -178,9 +186,10 @@ fn private_paths(config: &cantle_server::ServerConfig) -> Vec<PathBuf> {
     // SQLite keeps what is new in a file of its own for a while.
     let database =
         database.into_iter().flat_map(|db| ["", "-wal", "-shm"].map(|end| format!("{db}{end}").into()));
+    let notices = [config.notify.secret.clone(), config.notify.smtp_password.clone()];
     let elsewhere = [tls, oidc, files, config.kubernetes.as_ref().and_then(|it| it.token_file.clone())];
     std::iter::once(config.state_dir.join("server"))
-        .chain(elsewhere.into_iter().flatten())
+        .chain(elsewhere.into_iter().chain(notices).flatten())
         .chain(database)
         .collect()
 }

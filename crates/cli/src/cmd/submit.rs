@@ -7,7 +7,7 @@ use cantle_clearml::cantle::{GetQueues, SubmitTask};
 use cantle_clearml::tasks::{Container, Create};
 use cantle_clearml::users::{GetCurrentUser, Role};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
-use cantle_model::{Bytes, GpuRequest, Isolation, Milli};
+use cantle_model::{After, AfterList, ArraySpec, Bytes, GpuRequest, Isolation, Milli, TimeLimit};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde_json::{Map, Value, json};
@@ -44,6 +44,9 @@ pub(crate) struct SubmitArgs {
     /// Project whose quota the task counts against [default: the one in which you may submit; default, if you may anywhere]
     #[arg(long, value_name = "P", env = "CANTLE_PROJECT")]
     project: Option<String>,
+    /// Tags of the task, several with commas; one like team:nlp is a label, by which cantle usage can add up
+    #[arg(long, value_name = "TAG,…", value_delimiter = ',', value_parser = tag)]
+    tag: Vec<String>,
     /// CPU cores that the task counts against the quota with (counted, not enforced)
     #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
     cpu: Milli,
@@ -56,15 +59,39 @@ pub(crate) struct SubmitArgs {
     /// Never preempt the task; it must then fit its project's quota
     #[arg(long)]
     non_preemptible: bool,
+    /// The longest time that the task may run (30m, 2h, 1d12h); then it is stopped and has failed [default: the queue's]
+    #[arg(long, value_name = "TIME")]
+    time: Option<TimeLimit>,
+    /// Start after other tasks: ok:TASK after it completed, fail:TASK after it failed or was stopped, any:TASK after either; several
+    /// with commas
+    #[arg(long, value_name = "HOW:TASK,…", value_delimiter = ',')]
+    after: Vec<After>,
+    /// Make one task for each index, e.g. 0-99, 0-90:10 or 1,4,7; with %8 at most 8 run at once. A task has its index in
+    /// CANTLE_ARRAY_INDEX
+    #[arg(long, value_name = "A-B[:STEP][%N]")]
+    array: Option<ArraySpec>,
+    /// Send notices of the task to these receivers of yours, which cantle notify sets; several with commas
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    notify: Vec<String>,
+    /// Put these secrets of yours, which cantle secrets sets, into the task's environment; several with commas
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    secret: Vec<String>,
     /// Wait until the task ends; exit with its exit code
     #[arg(long, conflicts_with = "follow")]
     wait: bool,
     /// Print the task's output until it ends; exit with its exit code
-    #[arg(long)]
+    #[arg(long, conflicts_with = "array")]
     follow: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<String>,
+}
+
+fn tag(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("a tag is not empty".to_owned()),
+        tag => Ok(tag.to_owned()),
+    }
 }
 
 /// Prints the task's id, alone, on stdout.
@@ -89,28 +116,20 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         memory_bytes: args.memory.map_or(0, |bytes| bytes.0),
         priority: args.priority,
         non_preemptible: args.non_preemptible,
+        time: args.time,
+        after: AfterList(named(&server, args.after)?),
+        array: args.array,
+        element: None,
+        notify: args.notify,
+        secrets: args.secret,
         command: args.command,
     };
-    let project = match args.project {
-        Some(project) => project,
-        None => own_project(&server)?,
-    };
-    let line = request.shell_command();
     let container = Container {
         arguments: shell_words(&args.image.options()),
         image: args.image.image.unwrap_or_default(),
         ..Container::default()
     };
-    let fields = json!({
-        "container": container,
-        "project": project_id(&server, &project)?,
-        "hyperparams": request.to_hyperparams(),
-        "script": {"entry_point": line, "working_dir": request.cwd},
-    });
-    let name = args.name.unwrap_or_else(|| line.clone());
-    let create = Create { name, kind: "custom".to_owned(), fields: object(fields) };
-    let id =
-        server.call(&SubmitTask { queue, id: uuid::Uuid::new_v4().simple().to_string(), task: create })?.id;
+    let id = send(&server, queue, args.project, (args.name, args.tag), &request, &container)?;
     context.printer.data(&id);
     if args.wait || args.follow {
         return task::wait(&server, &context.printer, &id, args.follow);
@@ -118,11 +137,43 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Submits what is asked for; returns the id of the task.
+pub(super) fn send(
+    server: &Connection,
+    queue: String,
+    project: Option<String>,
+    (name, tags): (Option<String>, Vec<String>),
+    request: &TaskRequest,
+    container: &Container,
+) -> Result<String, CliError> {
+    let project = match project {
+        Some(project) => project,
+        None => own_project(server)?,
+    };
+    let line = request.shell_command();
+    let fields = json!({
+        "container": container,
+        "project": project_id(server, &project)?,
+        "hyperparams": request.to_hyperparams(),
+        "tags": tags,
+        "script": {"entry_point": line, "working_dir": request.cwd},
+    });
+    let create = Create { name: name.unwrap_or(line), kind: "custom".to_owned(), fields: object(fields) };
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    Ok(server.call(&SubmitTask { queue, id, task: create })?.id)
+}
+
+/// What the task waits for, with ids in place of names.
+fn named(server: &Connection, after: Vec<After>) -> Result<Vec<After>, CliError> {
+    let named = |After { ending, task }| Ok(After { ending, task: server.find_task(&task)? });
+    after.into_iter().map(named).collect()
+}
+
 fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }
 }
 
-fn queue_id(server: &Connection, wanted: &str) -> Result<String, CliError> {
+pub(super) fn queue_id(server: &Connection, wanted: &str) -> Result<String, CliError> {
     let queues = server.call(&GetQueues {})?.queues;
     let found = queues.iter().find(|q| q.name == wanted || q.id == wanted);
     found.map(|q| q.id.clone()).ok_or_else(|| {

@@ -99,7 +99,11 @@ pub(crate) fn why(context: &Context, WhyArgs { from, task }: &WhyArgs) -> Comman
 pub(crate) fn logs(context: &Context, args: &LogsArgs) -> CommandResult {
     let server = Connection::open(context)?;
     let task = &server.find_task(&args.task)?;
-    view(&server, task)?;
+    if view(&server, task)?.array.is_some() {
+        context.printer.say(&format!(
+            "{task} is an array, which prints nothing; its tasks: cantle tasks --array {task}"
+        ));
+    }
     let print = |position| print_log(&server, &context.printer, task, args.run, position);
     let mut position = print(0)?;
     while args.follow && !view(&server, task)?.state.is_final() {
@@ -114,22 +118,9 @@ pub(crate) fn logs(context: &Context, args: &LogsArgs) -> CommandResult {
 /// `follow`.
 pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: bool) -> CommandResult {
     let mut position = 0;
-    let mut reported = String::new();
+    let mut waited = Waited::new(task.to_owned());
     loop {
-        let found = view(server, task)?;
-        // A user who saw it wait also sees where it ran, even if it ended between two polls.
-        let was_seen = !reported.is_empty();
-        if let Some(progress) = progress(&found, was_seen).filter(|progress| *progress != reported) {
-            let mut named = progress.clone();
-            if let Some((_, reason)) = named.split_once(": ") {
-                let mut reason = reason.to_owned();
-                server.name_tasks(&mut [&mut reason]);
-                named = format!("{}: {reason}", found.id);
-            }
-            printer.say(&named);
-            reported = progress;
-        }
-        let ended = Some(found).filter(|t| t.state.is_final());
+        let ended = waited.look(server, printer)?;
         if follow {
             position = print_log(server, printer, task, None, position)?;
         }
@@ -137,6 +128,51 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
             return exit_of(&ended);
         }
         server.pause();
+    }
+}
+
+/// A task whose end somebody waits for.
+pub(crate) struct Waited {
+    task: String,
+    /// What was said of it last.
+    reported: String,
+}
+
+impl Waited {
+    pub(crate) const fn new(task: String) -> Self {
+        Self { task, reported: String::new() }
+    }
+
+    /// Reports why it waits and where it runs, once each; returns the task if it has ended.
+    pub(crate) fn look(
+        &mut self,
+        server: &Connection,
+        printer: &Printer,
+    ) -> Result<Option<TaskView>, CliError> {
+        let found = view(server, &self.task)?;
+        report_progress(server, printer, &found, &mut self.reported);
+        Ok(Some(found).filter(|task| task.state.is_final()))
+    }
+}
+
+/// Prints why a task waits and where it runs, if that was not printed last.
+pub(super) fn report_progress(
+    server: &Connection,
+    printer: &Printer,
+    found: &TaskView,
+    reported: &mut String,
+) {
+    // A user who saw it wait also sees where it ran, even if it ended between two polls.
+    let was_seen = !reported.is_empty();
+    if let Some(progress) = progress(found, was_seen).filter(|progress| progress != reported) {
+        let mut named = progress.clone();
+        if let Some((_, reason)) = named.split_once(": ") {
+            let mut reason = reason.to_owned();
+            server.name_tasks(&mut [&mut reason]);
+            named = format!("{}: {reason}", found.id);
+        }
+        printer.say(&named);
+        *reported = progress;
     }
 }
 
@@ -150,7 +186,7 @@ fn progress(task: &TaskView, was_seen: bool) -> Option<String> {
     }
 }
 
-fn exit_of(task: &TaskView) -> CommandResult {
+pub(crate) fn exit_of(task: &TaskView) -> CommandResult {
     let code = task.exit_code.and_then(|code| u8::try_from(code).ok());
     match (task.state, code) {
         (TaskStatus::Completed, None | Some(0)) => Ok(ExitCode::SUCCESS),
@@ -162,7 +198,7 @@ fn exit_of(task: &TaskView) -> CommandResult {
     }
 }
 
-fn view(server: &Connection, task: &str) -> Result<TaskView, CliError> {
+pub(super) fn view(server: &Connection, task: &str) -> Result<TaskView, CliError> {
     let request = GetTasks { id: vec![task.to_owned()], ..GetTasks::default() };
     server.call(&request)?.tasks.pop().ok_or_else(|| no_task(task))
 }

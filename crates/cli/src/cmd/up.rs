@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::serve::{ServeArgs, agent_config, finished};
 use super::server::{ListenArgs, bind};
 use crate::announced::announce;
-use crate::context::{CommandResult, Context, runtime};
+use crate::context::{CommandResult, Context, agent_runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::{report_ready, until_signal};
 use crate::out;
@@ -43,7 +43,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
     let mut config = agent_config(context, &serve, AllocationMode::Slices)?;
     // All checks run before the server listens.
     cantle_agent::check(&config)?;
-    runtime()?.block_on(async {
+    agent_runtime()?.block_on(async {
         let server = bind(context, server, false).await?;
         (config.server, config.credentials) = (server.url().to_owned(), server.credentials());
         let url = config.server.clone();

@@ -1,12 +1,14 @@
 //! `cantle usage`: who had which part of the GPUs for how long, and what nobody had.
 
+mod focus;
 mod prices;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr as _;
 
-use cantle_clearml::usage::{GetUsage, GpuAccount, PriceSheet, Usage, UsageKey, UsageLine};
-use clap::{Args, ValueEnum};
+use cantle_clearml::usage::{GetUsage, GpuAccount, PriceSheet, Usage, UsageKey, UsageKind, UsageLine};
+use clap::Args;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Unit};
@@ -17,7 +19,7 @@ use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
 use crate::out::{Column, Format};
 
-const HOUR: f64 = 3600.0;
+pub(super) const HOUR: f64 = 3600.0;
 
 /// `cantle usage`
 #[derive(Args, Debug)]
@@ -28,9 +30,10 @@ pub(crate) struct UsageArgs {
     /// First day or moment that does not count any more [default: now]
     #[arg(long, value_name = "TIME", value_parser = moment)]
     to: Option<Timestamp>,
-    /// Add up by this; repeat it, or give a list like project,user
-    #[arg(long, value_name = "KEY", value_delimiter = ',', default_value = "project")]
-    by: Vec<Key>,
+    /// Add up by project, user, queue, task, node, pool, gpu, model, side, day, month or label:KEY; repeat it, or give a list like
+    /// project,user [default: project]
+    #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = UsageKey::from_str)]
+    by: Vec<UsageKey>,
     /// Compute costs with this price sheet, a TOML file (docs/guide/usage.md)
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
@@ -39,31 +42,8 @@ pub(crate) struct UsageArgs {
     check: bool,
 }
 
-/// [`UsageKey`] as an argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key(UsageKey);
-
-impl ValueEnum for Key {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [Key; UsageKey::ALL.len()] = {
-            let mut all = [Key(UsageKey::Project); UsageKey::ALL.len()];
-            let mut index = 0;
-            while index < all.len() {
-                all[index] = Key(UsageKey::ALL[index]);
-                index += 1;
-            }
-            all
-        };
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.0.word()))
-    }
-}
-
 /// A day is its beginning in UTC.
-fn moment(text: &str) -> Result<Timestamp, String> {
+pub(super) fn moment(text: &str) -> Result<Timestamp, String> {
     let day = || text.parse::<Date>().ok()?.to_zoned(TimeZone::UTC).ok().map(|day| day.timestamp());
     let time = || text.parse::<Timestamp>().ok();
     // A date is read as such first: a time without an offset is no moment.
@@ -72,21 +52,22 @@ fn moment(text: &str) -> Result<Timestamp, String> {
         .ok_or_else(|| "it is a day like 2026-11-01, or a moment like 2026-11-01T08:00:00Z".to_owned())
 }
 
+/// Refuses a period that ends before it begins.
+pub(super) fn check_order(from: Timestamp, to: Timestamp) -> Result<(), CliError> {
+    if from < to {
+        return Ok(());
+    }
+    let text = format!("--from is {from} and --to is {to}; --to is later than --from");
+    Err(CliError::new(ErrorKind::Usage, text))
+}
+
 /// Prints the lines, or the account of each GPU.
 pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     let to = args.to.unwrap_or_else(Timestamp::now);
     let from = args.from.map_or_else(|| month_of(to), Ok)?;
-    if from >= to {
-        let text = format!("--from is {from} and --to is {to}; --to is later than --from");
-        return Err(CliError::new(ErrorKind::Usage, text));
-    }
+    check_order(from, to)?;
     let sheet = args.prices.as_deref().map(prices::read).transpose()?;
-    let mut by = Vec::new();
-    for Key(key) in &args.by {
-        if !by.contains(key) {
-            by.push(*key);
-        }
-    }
+    let by = keys(context, args)?;
     let request =
         GetUsage { from: from.to_string(), to: to.to_string(), by: by.clone(), prices: sheet.clone() };
     let usage = Connection::open(context)?.call(&request)?;
@@ -95,6 +76,13 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     }
     match context.printer.format {
         Format::Json => context.printer.json(&as_json(&usage, &by, sheet.as_ref())),
+        Format::Focus => {
+            let charges = focus::charges(&usage, &sheet.unwrap_or_default())?;
+            let head =
+                charges.first().into_iter().flatten().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>();
+            let row = |charge: &Vec<(_, String)>| charge.iter().map(|(_, value)| value.clone()).collect();
+            context.printer.csv(&head, &charges.iter().map(row).collect::<Vec<Vec<String>>>());
+        }
         Format::Csv => csv(context, &usage, &by, sheet.as_ref()),
         Format::Table | Format::Wide | Format::Name | Format::Conf => {
             table(context, &usage, &by, sheet.as_ref());
@@ -103,36 +91,65 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the lines are by.
+fn keys(context: &Context, args: &UsageArgs) -> Result<Vec<UsageKey>, CliError> {
+    let refused = |text: &str| Err(CliError::new(ErrorKind::Usage, text));
+    match (context.printer.format, args.by.as_slice()) {
+        (Format::Focus, _) if args.prices.is_none() => refused("-o focus has costs: it needs --prices FILE"),
+        (Format::Focus, [_, ..]) => {
+            refused("-o focus has a charge for each task, GPU and day: it takes no --by")
+        }
+        (Format::Focus, []) => Ok(focus::BY.to_vec()),
+        (_, []) => Ok(vec![UsageKey::Project]),
+        (_, some) => {
+            let mut by = Vec::new();
+            for key in some {
+                if !by.contains(key) {
+                    by.push(key.clone());
+                }
+            }
+            Ok(by)
+        }
+    }
+}
+
 fn month_of(to: Timestamp) -> Result<Timestamp, CliError> {
     let first = to.to_zoned(TimeZone::UTC).first_of_month().and_then(|day| day.start_of_day());
     first.map(|day| day.timestamp()).map_err(|error| CliError::new(ErrorKind::Usage, error.to_string()))
 }
 
 /// One value of a line: its name in JSON and CSV, and the value.
-fn values(line: &UsageLine, by: &[UsageKey], sheet: Option<&PriceSheet>) -> Vec<(&'static str, Value)> {
-    let mut all = vec![("kind", json!(line.kind))];
-    all.extend(by.iter().zip(&line.keys).map(|(key, value)| (key.word(), json!(value))));
+fn values(line: &UsageLine, by: &[UsageKey], sheet: Option<&PriceSheet>) -> Vec<(String, Value)> {
+    let mut all = vec![("kind".to_owned(), json!(line.kind))];
+    all.extend(by.iter().zip(&line.keys).map(|(key, value)| (key.to_string(), json!(value))));
+    let mut add = |name: &str, value| all.push((name.to_owned(), value));
     if by.contains(&UsageKey::Task) {
-        all.push(("name", json!(line.name)));
+        add("name", json!(line.name));
     }
-    all.extend([
+    let fixed = [
         ("runs", json!(line.runs)),
         ("gpu_seconds", json!(line.gpu_seconds)),
+        ("guaranteed_gpu_seconds", json!(line.guaranteed_gpu_seconds)),
+        ("borrowed_gpu_seconds", json!(line.borrowed_gpu_seconds)),
+        ("lent_gpu_seconds", json!(line.lent_gpu_seconds)),
         ("memory_gib_seconds", json!(line.memory_gib_seconds)),
+        ("memory_peak", json!(line.memory_peak)),
         ("wait_median_s", json!(line.wait_median_s)),
         ("wait_p95_s", json!(line.wait_p95_s)),
         ("given_up", json!(line.given_up)),
         ("lost_gpu_seconds", json!(line.lost_gpu_seconds)),
-    ]);
+    ];
+    fixed.into_iter().for_each(|(name, value)| add(name, value));
     if let Some(sheet) = sheet {
-        all.extend([("cost", json!(line.cost)), ("currency", json!(sheet.currency))]);
+        add("cost", json!(line.cost));
+        add("currency", json!(sheet.currency));
     }
     all
 }
 
 fn as_json(usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) -> Value {
-    let item = |line| values(line, by, sheet).into_iter().map(|(name, value)| (name.to_owned(), value));
-    let items: Vec<Map<String, Value>> = usage.lines.iter().map(|line| item(line).collect()).collect();
+    let item = |line| values(line, by, sheet).into_iter().collect();
+    let items: Vec<Map<String, Value>> = usage.lines.iter().map(item).collect();
     json!({"version": 1, "from": usage.from, "to": usage.to, "items": items})
 }
 
@@ -143,7 +160,7 @@ fn csv(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSh
         other => other.to_string(),
     };
     let head = values(&UsageLine { keys: vec![String::new(); by.len()], ..UsageLine::default() }, by, sheet);
-    let mut head: Vec<String> = head.into_iter().map(|(name, _)| name.to_owned()).collect();
+    let mut head: Vec<String> = head.into_iter().map(|(name, _)| name).collect();
     head.splice(0..0, ["period_start".to_owned(), "period_end".to_owned()]);
     let row = |line| {
         let period = [usage.from.clone(), usage.to.clone()].into_iter();
@@ -155,13 +172,14 @@ fn csv(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSh
 
 fn table(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) {
     let all: f64 = usage.lines.iter().map(|line| line.gpu_seconds).sum();
-    let mut head: Vec<String> = by.iter().map(|key| key.word().to_uppercase()).collect();
+    let mut head: Vec<String> = by.iter().map(heading).collect();
     if by.contains(&UsageKey::Task) {
         head.push("NAME".to_owned());
     }
-    head.extend(
-        ["KIND", "RUNS", "GPU-HOURS", "SHARE", "GIB-HOURS", "WAIT", "WAIT-P95", "LOST"].map(str::to_owned),
-    );
+    let is_wide = context.printer.format == Format::Wide;
+    head.extend(["KIND", "RUNS", "GPU-HOURS"].map(str::to_owned));
+    head.extend(["GUARANTEED", "BORROWED", "LENT"].into_iter().filter(|_| is_wide).map(str::to_owned));
+    head.extend(["SHARE", "GIB-HOURS", "PEAK", "WAIT", "WAIT-P95", "LOST"].map(str::to_owned));
     head.extend(sheet.map(|sheet| format!("COST ({})", sheet.currency)));
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let row = |line: &UsageLine| {
@@ -174,8 +192,19 @@ fn table(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&Price
             line.kind.word().to_owned(),
             if line.runs == 0 { "-".to_owned() } else { line.runs.to_string() },
             format!("{:.3}", line.gpu_seconds / HOUR),
+        ]);
+        if is_wide {
+            let had = line.kind == UsageKind::Allocated;
+            let sides =
+                [had.then_some(line.guaranteed_gpu_seconds), had.then_some(line.borrowed_gpu_seconds)];
+            let hours = |seconds: f64| format!("{:.3}", seconds / HOUR);
+            let or_none = |seconds: Option<f64>| seconds.map_or_else(|| "-".to_owned(), hours);
+            row.extend(sides.into_iter().chain([line.lent_gpu_seconds]).map(or_none));
+        }
+        row.extend([
             format!("{share:.1} %"),
             format!("{:.1}", line.memory_gib_seconds / HOUR),
+            line.memory_peak.map_or_else(|| "-".to_owned(), |part| format!("{:.0} %", 100.0 * part)),
             wait(line.wait_median_s),
             wait(line.wait_p95_s),
             if line.given_up == 0 { "-".to_owned() } else { format!("{:.3}", line.lost_gpu_seconds / HOUR) },
@@ -191,6 +220,14 @@ fn table(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&Price
     }
     if sheet.is_some() && usage.lines.iter().any(|line| line.cost.is_none()) {
         context.printer.say("a cost is absent where the price sheet has no price for all of the time");
+    }
+}
+
+/// Keys of labels are written as the tags are.
+fn heading(key: &UsageKey) -> String {
+    match key {
+        UsageKey::Label(key) => key.clone(),
+        other => other.to_string().to_uppercase(),
     }
 }
 

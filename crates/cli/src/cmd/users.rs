@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use cantle_clearml::Request;
 use cantle_clearml::users::{
-    AddKey, AddUser, AuditView, GetAudit, GetKeys, GetUsers, KeyView, NewKey, RemoveUser, RevokeKey, Role,
-    RoleView, SetRole, SetUser, UserView,
+    AddKey, AddUser, AuditView, ForgetUser, ForgottenUser, GetAudit, GetKeys, GetUsers, KeyView, NewKey,
+    RemoveUser, RevokeKey, Role, RoleView, SetRole, SetUser, UserView,
 };
 use cantle_model::{Milli, UserLimits};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -41,6 +41,12 @@ pub(crate) enum UsersCommand {
     /// Revoke a user's keys and roles; its tasks stay
     Remove {
         /// The user
+        #[arg(value_name = "USER")]
+        user: String,
+    },
+    /// Remove a user's name from the runs that have ended; no sum of a report changes
+    Forget {
+        /// The user, also a removed one
         #[arg(value_name = "USER")]
         user: String,
     },
@@ -118,6 +124,10 @@ impl LimitArgs {
             limits.priority = priority.into();
         }
     }
+}
+
+fn counted_runs(number: u64) -> String {
+    if number == 1 { "1 run".to_owned() } else { format!("{number} runs") }
 }
 
 fn number<T: FromStr>(text: &str) -> Result<T, String> {
@@ -267,6 +277,13 @@ pub(crate) fn users(context: &Context, command: UsersCommand) -> CommandResult {
         UsersCommand::Remove { user } => {
             server.call(&RemoveUser { user: user.clone() })?;
             printer.say(&format!("{user}: removed, with all keys and roles"));
+        }
+        UsersCommand::Forget { user } => {
+            let ForgottenUser { runs, lasting } = server.call(&ForgetUser { user: user.clone() })?;
+            printer.say(&format!("{user}: {} have no user any more", counted_runs(runs)));
+            if lasting > 0 {
+                printer.say(&format!("{} last; repeat this when they have ended", counted_runs(lasting)));
+            }
         }
         UsersCommand::Set(SetArgs { user, limits: given }) => {
             let found = server.call(&GetUsers {})?.users.into_iter().find(|u| u.name == user || u.id == user);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::{TaskRequest, runnable, sdk_command, tasks};
+use cantle_clearml::{ArrayElement, TaskRequest, runnable, sdk_command, tasks};
 use serde_json::{Map, Value, json};
 
 use super::config::{QueueConfig, QueueFile};
@@ -65,11 +65,16 @@ impl PodBuilder {
     /// If the task can't run so.
     pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
         let request = runnable(task).map_err(|why| why.to_string())?;
+        if let Some(name) = request.secrets.first() {
+            return Err(format!(
+                "it names the secret {name}, which pods do not get; name a Secret in the queue's template"
+            ));
+        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         own_request::apply(&mut template, &request);
         let mut env = Map::new();
-        env.insert("env".to_owned(), Value::Array(self.env(&task.id, task_env)));
+        env.insert("env".to_owned(), Value::Array(self.env(&task.id, request.element.as_ref(), task_env)));
         merge(&mut template, env);
         let (mut metadata, mut spec, mut container) = parts(&template);
         metadata["name"] = json!(name_of(&task.id));
@@ -93,7 +98,7 @@ impl PodBuilder {
     }
 
     /// The variables that ClearML's SDK and agent read; then those of the task's own container arguments.
-    fn env(&self, task: &str, given: BTreeMap<String, String>) -> Vec<Value> {
+    fn env(&self, task: &str, element: Option<&ArrayElement>, given: BTreeMap<String, String>) -> Vec<Value> {
         let mut env: BTreeMap<String, Value> = BTreeMap::new();
         let mut put = |name: &str, value: &str| {
             drop(env.insert(name.to_owned(), json!({"name": name, "value": value})))
@@ -102,6 +107,7 @@ impl PodBuilder {
         self.file.servers.iter().for_each(|(name, url)| put(name, url));
         put("CLEARML_TASK_ID", task);
         put("CLEARML_WORKER_ID", &self.worker(task));
+        element.iter().flat_map(|element| element.environment()).for_each(|(name, value)| put(name, &value));
         given.iter().for_each(|(name, value)| put(name, value));
         for (name, key) in
             [("CLEARML_API_ACCESS_KEY", "access_key"), ("CLEARML_API_SECRET_KEY", "secret_key")]

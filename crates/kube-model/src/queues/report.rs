@@ -34,6 +34,7 @@ pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> 
         queues: builder.file.queues.iter().map(queue).collect(),
         gpus: gpus.map(|(gpu, index)| gpu_view(view, gpu, index)).collect(),
         waiting: waits.iter().map(waiting).collect(),
+        suspended: Vec::new(),
         interval_ms: u64::try_from(REPORT_EVERY.as_millis()).unwrap_or(u64::MAX),
     }
 }
@@ -63,6 +64,7 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
             memory_used_bytes: 0,
             mig: slice.mig.clone(),
             enforcement: None,
+            enforced_by: Vec::new(),
             processes: Vec::new(),
         })
         .collect();

@@ -1,4 +1,7 @@
-//! The arbiter's side: creates the pages, reads launches, and opens and closes gates.
+//! The arbiter's side: creates the pages, reads launches, and opens and closes gates. It maps neither file, so that nobody who cuts
+//! one short ends the arbiter ([ADR 0071](../../../../docs/adr/0071-nobody-is-ended-by-others.md)).
+
+mod grant;
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd as _;
@@ -10,16 +13,15 @@ use std::vec::Vec;
 use std::{fs, io};
 
 use core::mem::offset_of;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::layout::{
-    GRANT_MAGIC, GrantRegion, LAUNCHES_MAGIC, LaunchesRegion, MAX_PROCESSES, MAX_THREADS, ProcessBlock,
-    ThreadSlot, VERSION,
+    LAUNCHES_MAGIC, LaunchesRegion, MAX_PROCESSES, MAX_THREADS, ProcessBlock, ThreadSlot, VERSION,
 };
 use crate::Uuid;
 use crate::attach::is_any_locked;
 use crate::host::{HostError, put};
-use crate::map::{Fd, Mapping, OpenError};
+use crate::map::{Fd, OpenError};
+use grant::Grant;
 
 /// Names of the two files in a slice's directory.
 pub const GRANT_FILE: &str = "grant";
@@ -29,6 +31,9 @@ pub const LAUNCHES_FILE: &str = "launches";
 /// A thread that was last seen waiting longer ago does not wait any more. Waiting threads refresh this every few
 /// milliseconds.
 const WAITING_FRESH_NS: u64 = 30_000_000;
+
+/// The longest time between two heartbeats of an arbiter that polls more often; a small part of [`super::GATE_STALE_NS`].
+const HEARTBEAT_NS: u64 = 500_000;
 
 /// The terms of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,14 +85,7 @@ pub fn run_first() {
 /// # Errors
 /// [`HostError`] names the file.
 pub fn create_grant(dir: &Path, terms: &GrantTerms) -> Result<(), HostError> {
-    let mut grant = vec![0_u8; size_of::<GrantRegion>()];
-    let mut set = |at: usize, field: &[u8]| grant[at..at + field.len()].copy_from_slice(field);
-    set(offset_of!(GrantRegion, magic), &GRANT_MAGIC.to_ne_bytes());
-    set(offset_of!(GrantRegion, version), &VERSION.to_ne_bytes());
-    set(offset_of!(GrantRegion, mode), &terms.mode.to_ne_bytes());
-    set(offset_of!(GrantRegion, uuid), &terms.uuid);
-    set(offset_of!(GrantRegion, request_milli), &terms.request_milli.to_ne_bytes());
-    set(offset_of!(GrantRegion, limit_milli), &terms.limit_milli.unwrap_or(0).to_ne_bytes());
+    let grant = grant::bytes(terms, &grant::Announced::default());
     let mut head = vec![0_u8; offset_of!(LaunchesRegion, blocks)];
     head[offset_of!(LaunchesRegion, magic)..][..8].copy_from_slice(&LAUNCHES_MAGIC.to_ne_bytes());
     head[offset_of!(LaunchesRegion, version)..][..4].copy_from_slice(&VERSION.to_ne_bytes());
@@ -103,7 +101,7 @@ pub fn create_grant(dir: &Path, terms: &GrantTerms) -> Result<(), HostError> {
         let _ = fs::remove_file(&launches);
         HostError::Io(launches, error)
     })?;
-    put(dir, GRANT_FILE, 0o644, &grant)
+    put(dir, GRANT_FILE, 0o644, &grant.0)
 }
 
 /// Gives a file all its blocks. The disk allocates a hole in a mapped file at the first access, and a process that accesses
@@ -121,41 +119,19 @@ fn allocate(file: &fs::File, bytes: usize) -> io::Result<()> {
 /// million (none where nobody used the GPU), and whether its work can't be weighted. None if its compute is not enforced.
 #[must_use]
 pub fn read_grant(dir: &Path) -> Option<(GrantTerms, u64, u64, Option<u32>, bool)> {
-    let grant = open_grant(dir, false).ok()?;
-    let (all, own) = (grant.recent_all_us.load(Relaxed), grant.recent_own_us.load(Relaxed));
+    let (terms, now) = grant::read(&Fd::open(&path(dir, GRANT_FILE).ok()?, libc::O_RDONLY).ok()?).ok()?;
+    let (all, own) = (now.recent_all_us, now.recent_own_us);
     let share = (all > 0).then(|| (u64::from(own) * 1_000_000 / u64::from(all)) as u32);
-    let waited_ns = grant.gate_wait_ns.load(Relaxed);
-    Some((
-        terms(&grant),
-        grant.granted_ns.load(Relaxed),
-        waited_ns,
-        share,
-        grant.unweightable.load(Relaxed) == 1,
-    ))
-}
-
-fn terms(grant: &GrantRegion) -> GrantTerms {
-    GrantTerms {
-        uuid: grant.uuid,
-        mode: grant.mode,
-        request_milli: grant.request_milli,
-        limit_milli: (grant.limit_milli > 0).then_some(grant.limit_milli),
-    }
+    Some((terms, now.granted_ns, now.gate_wait_ns, share, now.unweightable))
 }
 
 fn path(dir: &Path, name: &str) -> Result<CString, OpenError> {
     CString::new(dir.join(name).as_os_str().as_bytes()).map_err(|_| OpenError::Unknown)
 }
 
-fn open_grant(dir: &Path, writable: bool) -> Result<Mapping<GrantRegion>, OpenError> {
-    let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
-    let grant = Mapping::<GrantRegion>::new(&Fd::open(&path(dir, GRANT_FILE)?, flags)?, writable)?;
-    if grant.magic != GRANT_MAGIC || grant.version != VERSION { Err(OpenError::Unknown) } else { Ok(grant) }
-}
-
 /// One slice as its arbiter sees it.
 pub struct LaunchWatch {
-    grant: Mapping<GrantRegion>,
+    grant: Grant,
     launches: Fd,
     /// The launches of ended processes.
     ended: LaunchSums,
@@ -163,23 +139,18 @@ pub struct LaunchWatch {
 }
 
 impl LaunchWatch {
-    /// Opens the slice in `dir`.
+    /// Opens the slice in `dir`, whose lease has these terms. What its page says of the terms counts for nothing: somebody may have
+    /// cut it short before there was an arbiter.
     ///
     /// # Errors
     /// If its compute is not enforced, or the files are not ours.
-    pub fn open(dir: &Path) -> Result<Self, HostError> {
+    pub fn open(dir: &Path, terms: GrantTerms) -> Result<Self, HostError> {
         let open = || {
             let launches = Fd::open(&path(dir, LAUNCHES_FILE)?, libc::O_RDWR)?;
-            Ok((open_grant(dir, true)?, launches))
+            Ok((Grant::open(&path(dir, GRANT_FILE)?, terms)?, launches))
         };
         let (grant, launches) = open().map_err(|error| HostError::Open(PathBuf::from(dir), error))?;
         Ok(Self { grant, launches, ended: LaunchSums::default(), copy: Vec::new() })
-    }
-
-    /// Its terms.
-    #[must_use]
-    pub fn terms(&self) -> GrantTerms {
-        terms(&self.grant)
     }
 
     /// The launches of its threads by now. A file that is too short counts as empty from there on.
@@ -191,7 +162,7 @@ impl LaunchWatch {
                 add(&mut sums, &block, now_ns);
             }
         }
-        self.grant.gate_wait_ns.store(sums.gate_wait_ns, Relaxed);
+        self.grant.now.gate_wait_ns = sums.gate_wait_ns;
         sums
     }
 
@@ -217,27 +188,25 @@ impl LaunchWatch {
     }
 
     /// Announces a decision, with a heartbeat. Wakes the process that waits for it.
-    pub fn announce(&self, now_ns: u64, open: bool, window_ns: u64, granted_ns: u64, unweightable: bool) {
-        let grant = &self.grant;
-        grant.window_ns.store(window_ns, Relaxed);
-        grant.granted_ns.store(granted_ns, Relaxed);
-        grant.unweightable.store(u32::from(unweightable), Relaxed);
-        grant.heartbeat_ns.store(now_ns, Release);
-        if (grant.word.load(Acquire) & 1 == 1) != open {
-            grant.word.fetch_add(1, AcqRel);
-            if open {
-                // SAFETY: the word is in a mapping that `self` owns; waking reads no memory.
-                unsafe {
-                    libc::syscall(libc::SYS_futex, grant.word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
-                }
-            }
+    pub fn announce(&mut self, now_ns: u64, open: bool, window_ns: u64, granted_ns: u64, unweightable: bool) {
+        let now = &mut self.grant.now;
+        let changes = now.is_open() != open || (now.window_ns, now.unweightable) != (window_ns, unweightable);
+        (now.window_ns, now.unweightable, now.granted_ns) = (window_ns, unweightable, granted_ns);
+        let opens = open && !now.is_open();
+        now.word = now.word.wrapping_add(u32::from(now.is_open() != open));
+        // What only changes a figure for display waits for the next heartbeat.
+        if changes || now_ns.saturating_sub(now.heartbeat_ns) >= HEARTBEAT_NS {
+            now.heartbeat_ns = now_ns;
+            self.grant.write();
+        }
+        if opens {
+            self.grant.waiters.wake();
         }
     }
 
     /// Publishes the use of the GPU in the last second: of all slices, and of this one.
-    pub fn publish_recent(&self, all_us: u32, own_us: u32) {
-        self.grant.recent_all_us.store(all_us, Relaxed);
-        self.grant.recent_own_us.store(own_us, Relaxed);
+    pub const fn publish_recent(&mut self, all_us: u32, own_us: u32) {
+        (self.grant.now.recent_all_us, self.grant.now.recent_own_us) = (all_us, own_us);
     }
 
     fn blocks_touched(&self) -> usize {
@@ -285,11 +254,11 @@ impl LaunchWatch {
     }
 
     fn u64_at(&self, at: usize) -> u64 {
-        self.copy.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+        grant::u64_at(&self.copy, at)
     }
 
     fn u32_at(&self, at: usize) -> u32 {
-        self.copy.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+        grant::u32_at(&self.copy, at)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Two files next to `limits` and `usage`, made only for a slice whose compute share is enforced. The arbiter writes
 //! `grant`, and the tenant maps it read-only: it has the state of the gate. The tenant writes `launches`: what its threads
 //! have launched, and what has ended. The tenant may write any byte there, or shorten the file. Its content counts for its
-//! own slice only, and the arbiter copies the file instead of mapping it.
+//! own slice only. The arbiter maps neither file: it copies the one and writes the other.
 //!
 //! Time is `CLOCK_MONOTONIC` in nanoseconds, the same for all processes of a machine. Launches are counted by their *price*:
 //! the GPU time that they are expected to take.
@@ -22,4 +22,7 @@ pub use layout::{MAX_THREADS, ThreadSlot};
 /// The length of [`LAUNCHES_FILE`].
 #[cfg(feature = "std")]
 pub(crate) const LAUNCHES_BYTES: usize = size_of::<layout::LaunchesRegion>();
+/// The length of [`GRANT_FILE`].
+#[cfg(feature = "std")]
+pub(crate) const GRANT_BYTES: usize = size_of::<layout::GrantRegion>();
 pub use tenant::{GATE_STALE_NS, GatePage};

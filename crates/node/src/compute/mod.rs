@@ -44,8 +44,8 @@ impl ComputeArbiter {
     #[must_use]
     pub fn start(node: &NodeStore) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
-        let (dir, told) = (node.dir().to_owned(), Arc::clone(&ended));
-        let started = thread::Builder::new().name("compute".to_owned()).spawn(move || work(&dir, &told));
+        let (node, told) = (node.clone(), Arc::clone(&ended));
+        let started = thread::Builder::new().name("compute".to_owned()).spawn(move || work(&node, &told));
         if let Err(error) = started {
             tracing::error!(%error, "compute shares are not enforced: the thread cannot be started");
         }
@@ -59,12 +59,12 @@ impl Drop for ComputeArbiter {
     }
 }
 
-fn work(dir: &Path, ended: &AtomicBool) {
+fn work(node: &NodeStore, ended: &AtomicBool) {
     let ends = || ended.load(Ordering::Relaxed);
     compute::run_first();
     while !ends() {
-        match lock(&dir.join(LOCK)) {
-            Some(_held) => arbitrate(&dir.join("slices"), &ends),
+        match lock(&node.dir().join(LOCK)) {
+            Some(_held) => arbitrate(node, &ends),
             None => thread::sleep(RETRY_INTERVAL),
         }
     }
@@ -78,8 +78,8 @@ fn lock(path: &Path) -> Option<File> {
     }
 }
 
-fn arbitrate(dir: &Path, ends: &dyn Fn() -> bool) {
-    let mut slices = Slices::new(dir.to_owned());
+fn arbitrate(node: &NodeStore, ends: &dyn Fn() -> bool) {
+    let mut slices = Slices::new(node.clone());
     while !ends() {
         let pause = match slices.poll(monotonic_ns()) {
             slices::Activity::None => EMPTY_INTERVAL,

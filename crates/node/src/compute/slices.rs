@@ -1,16 +1,21 @@
 //! The slices of a node that have a share of compute time, by GPU.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::PathBuf;
 
 use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare};
 use cantle_ledger::Uuid;
-use cantle_ledger::compute::LaunchWatch;
+use cantle_ledger::compute::{GRANT_FILE, GrantTerms, LaunchWatch, read_grant};
+use cantle_model::LeaseId;
+
+use crate::launch::grant_terms;
+use crate::store::NodeStore;
 
 /// Interval of the search for new and removed slices.
 const SCAN_NS: u64 = 50_000_000;
+/// Interval at which the leases of known slices are read: a task may be suspended, move, or get another size.
+const FOLLOW_NS: u64 = 500_000_000;
 /// Interval of the search for dead processes: until then their neighbors may wait for what they had in flight.
 const REAP_NS: u64 = 5_000_000;
 /// Over which time shares are shown.
@@ -45,20 +50,22 @@ struct Board {
 }
 
 pub(super) struct Slices {
-    dir: PathBuf,
+    node: NodeStore,
     next: u64,
     scanned_ns: Option<u64>,
+    followed_ns: u64,
     reaped_ns: u64,
     slices: BTreeMap<(Uuid, OsString), Watched>,
     boards: BTreeMap<Uuid, Board>,
 }
 
 impl Slices {
-    pub(super) const fn new(dir: PathBuf) -> Self {
+    pub(super) const fn new(node: NodeStore) -> Self {
         Self {
-            dir,
+            node,
             next: 0,
             scanned_ns: None,
+            followed_ns: 0,
             reaped_ns: 0,
             slices: BTreeMap::new(),
             boards: BTreeMap::new(),
@@ -69,6 +76,10 @@ impl Slices {
     pub(super) fn poll(&mut self, now_ns: u64) -> Activity {
         if self.scanned_ns.is_none_or(|scanned_ns| now_ns.saturating_sub(scanned_ns) >= SCAN_NS) {
             self.scanned_ns = Some(now_ns);
+            if now_ns.saturating_sub(self.followed_ns) >= FOLLOW_NS {
+                self.followed_ns = now_ns;
+                self.forget_changed();
+            }
             self.scan();
         }
         if now_ns.saturating_sub(self.reaped_ns) >= REAP_NS {
@@ -84,17 +95,34 @@ impl Slices {
         activity
     }
 
+    /// Forgets slices whose leases say something else by now. Those that still have a GPU are found again, with their new terms.
+    fn forget_changed(&mut self) {
+        let is_changed = |((uuid, name), slice): (&(Uuid, OsString), &Watched)| {
+            let now = self.terms(name).map(|terms| (terms.uuid, terms.request_milli, terms.limit_milli));
+            let known = (*uuid, slice.share.weight_milli, slice.share.limit_milli);
+            (now != Some(known)).then(|| (*uuid, name.clone()))
+        };
+        let changed: Vec<_> = self.slices.iter().filter_map(is_changed).collect();
+        for key in changed {
+            self.slices.remove(&key);
+        }
+    }
+
     /// Finds slices that are new, and forgets those that are gone.
     fn scan(&mut self) {
-        self.slices.retain(|(_, name), _| self.dir.join(name).exists());
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+        let dir = self.node.dir().join("slices");
+        self.slices.retain(|(_, name), _| dir.join(name).exists());
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             if self.slices.keys().any(|(_, known)| *known == name) {
                 continue;
             }
-            // Most slices have no pages, and one that is being made has none yet.
-            let Ok(watch) = LaunchWatch::open(&entry.path()) else { continue };
-            let terms = watch.terms();
+            // Most slices have no pages, and one that is being made has no lease yet.
+            if !entry.path().join(GRANT_FILE).exists() {
+                continue;
+            }
+            let Some(terms) = self.terms(&name) else { continue };
+            let Ok(watch) = LaunchWatch::open(&entry.path(), terms) else { continue };
             let share = SliceShare { weight_milli: terms.request_milli, limit_milli: terms.limit_milli };
             let number = self.next;
             self.next += 1;
@@ -113,6 +141,15 @@ impl Slices {
         for (gpu, _) in self.slices.keys() {
             let fresh = || Board { arbiter: Arbiter::new(Parameters::default()), shown_ns: 0 };
             self.boards.entry(*gpu).or_insert_with(fresh);
+        }
+    }
+
+    /// As the lease says; if that can't be read, as the page says.
+    fn terms(&self, slice: &OsStr) -> Option<GrantTerms> {
+        let id = LeaseId(slice.to_str()?.to_owned());
+        match self.node.lease(&id) {
+            Ok(lease) => grant_terms(&lease?),
+            Err(_) => Some(read_grant(&self.node.slice_dir(&id))?.0),
         }
     }
 }

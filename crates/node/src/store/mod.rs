@@ -9,6 +9,8 @@
 //! slices/<lease>/          the accounting region of the lease: limits, usage; task → the directory of its task
 //! agents/<worker>.json     which GPUs an agent has
 //! mig/<gpu>.{json,lock}    which MIG instances are ours, and the lock for changing them
+//! suspend.lock             flock: its holder suspends, resumes, moves or resizes a task
+//! parked-memory            the host memory that suspended tasks may take, if the agent was given a limit
 //! boot                     id of the boot that all of this belongs to
 //! ```
 //!
@@ -185,6 +187,14 @@ impl NodeStore {
         Ok(self.lease_files()?.into_iter().map(Found::into_lease).collect())
     }
 
+    /// One lease at this instant, if it is active.
+    ///
+    /// # Errors
+    /// Names the lease file that can't be read.
+    pub(crate) fn lease(&self, id: &LeaseId) -> Result<Option<Lease>, NodeError> {
+        Ok(files::read_json(&self.lease_path(id))?)
+    }
+
     fn lease_files(&self) -> Result<Vec<Found>, NodeError> {
         unreadable::read(self, &self.dir.join(LEASES))
     }
@@ -232,7 +242,7 @@ impl Locked<'_> {
     /// # Errors
     /// Names the lease file that can't be read.
     pub fn lease(&self, id: &LeaseId) -> Result<Option<Lease>, NodeError> {
-        Ok(files::read_json(&self.node.lease_path(id))?)
+        self.node.lease(id)
     }
 
     /// Writes a lease, new or changed; it outlives this process when this returns.

@@ -34,10 +34,12 @@ impl Remembered {
         self.leases.values()
     }
 
+    /// A program that suspends a task, resumes it or changes its size counts that in the lease.
     fn take(&mut self, found: Lease) {
         let id = found.id.clone();
         let known = self.leases.get(&id).filter(|known| has_started(known));
-        let Some(known) = known.filter(|known| bounds(known) != bounds(&found)) else {
+        let is_changed = |known: &&Lease| bounds(known) != bounds(&found) && known.changes >= found.changes;
+        let Some(known) = known.filter(is_changed) else {
             self.leases.insert(id, found);
             return;
         };
@@ -86,6 +88,12 @@ mod tests {
         assert_eq!(limit(&remembered.read(&node, |_| true)), Some(10));
         node.lock().unwrap().put(&lease(1000)).unwrap();
         assert_eq!(limit(&remembered.read(&node, |_| true)), Some(10), "raised");
+        node.lock().unwrap().put(&Lease { changes: 1, ..lease(20) }).unwrap();
+        assert_eq!(limit(&remembered.read(&node, |_| true)), Some(20), "resized");
+        node.lock().unwrap().put(&lease(10)).unwrap();
+        assert_eq!(limit(&remembered.read(&node, |_| true)), Some(20), "the former lease, put back");
+        node.lock().unwrap().put(&Lease { changes: 2, ..lease(10) }).unwrap();
+        assert_eq!(limit(&remembered.read(&node, |_| true)), Some(10), "resized again");
         let path = root.path().join("leases/a.json");
         std::fs::write(&path, "{").unwrap();
         assert_eq!(limit(&remembered.read(&node, |_| true)), Some(10), "spoiled");

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cantle_ledger::GRANULE_BYTES;
-use cantle_ledger::host::{GpuUse, Observer, cut_back};
+use cantle_ledger::host::{GpuUse, Grown, Observer, cut_back};
 use cantle_model::Bytes;
 
 /// The count of the shim, and its count before the driver was asked. A region that its tenant has damaged counts
@@ -21,9 +21,17 @@ impl Region {
     }
 }
 
-/// What a task does that only fills the memory of its node. What it has taken is given back.
+/// What a task does that only fills the memory of its node. What it has taken is given back. Nobody is accused of what the task cannot have
+/// done: it can only read the other files.
 pub(super) fn overgrown(dir: &Path) -> Option<String> {
-    let length = cut_back(dir)?;
+    let Grown { by_task_bytes, by_others_bytes } = cut_back(dir);
+    if let Some(length) = by_others_bytes {
+        let (dir, length) = (dir.display(), Bytes(length));
+        tracing::error!(
+            "a process outside of the task has made a file in {dir} {length} long; it is cut back"
+        );
+    }
+    let length = by_task_bytes?;
     Some(format!(
         "it has made a file of its slice's accounting {} long, which fills the memory of the node",
         Bytes(length)

@@ -88,7 +88,9 @@ pub(super) fn plan(
     let mut extra = Extra::default();
     config::apply(&admitted.options, &mut body, &mut extra)?;
     let variables = variables(spec);
-    body.env.get_or_insert_default().extend(variables.iter().map(|(name, value)| format!("{name}={value}")));
+    // Secrets are not in `variables`, which the log shows.
+    let all = variables.iter().chain(&spec.secrets);
+    body.env.get_or_insert_default().extend(all.map(|(name, value)| format!("{name}={value}")));
     let labels = [(LABEL_LEASE, spec.lease.0.as_str()), (LABEL_TASK, container.task.0.as_str())];
     body.labels
         .get_or_insert_default()
@@ -214,7 +216,9 @@ mod tests {
             },
             workspace: None,
             authorities: None,
+            cgroup: None,
             is_client: false,
+            secrets: BTreeMap::new(),
         }
     }
 

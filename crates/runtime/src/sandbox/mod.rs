@@ -161,6 +161,11 @@ impl Inside {
             own_proc(&mounts)?;
         }
         self.close_sys(&mounts)?;
+        self.restrict()
+    }
+
+    /// What a process gives up that is inside. Another one that enters later finds all else in place.
+    pub(crate) fn restrict(&self) -> Result<()> {
         step("refuse system calls", || {
             cantle_ledger::seccomp::refuse_calls().map_err(io::Error::from_raw_os_error)
         })?;

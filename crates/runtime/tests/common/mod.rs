@@ -114,7 +114,9 @@ impl Bench {
             },
             workspace: None,
             authorities: None,
+            cgroup: None,
             is_client: false,
+            secrets: BTreeMap::new(),
         }
     }
 

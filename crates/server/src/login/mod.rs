@@ -50,6 +50,8 @@ pub struct OidcConfig {
     pub ca: Option<PathBuf>,
     /// The claim that has the groups.
     pub groups_claim: String,
+    /// The claim that has the user's name, and that each login must have; none: the first of `preferred_username`, `email` and `name`.
+    pub name_claim: Option<String>,
 }
 
 /// Why a login fails. Each is one line that states what is wrong.
@@ -104,6 +106,7 @@ pub enum LoginError {
 pub(crate) struct Login {
     provider: Provider,
     groups_claim: String,
+    name_claim: Option<String>,
     /// Of the page's address after a login at the provider.
     redirect_uri: String,
     /// Signs what a browser keeps during its login. It is gone with the process, and such logins with it.
@@ -140,6 +143,7 @@ impl Login {
         Ok(Self {
             provider: Provider::new(config)?,
             groups_claim: config.groups_claim.clone(),
+            name_claim: config.name_claim.clone(),
             redirect_uri: String::new(),
             secret: new_id() + &new_id(),
             turns: Semaphore::new(AT_ONCE),
@@ -244,21 +248,31 @@ impl Login {
         let _turn = self.turns.try_acquire().map_err(|_| LoginError::Busy)?;
         let endpoints = self.provider.endpoints().await?;
         let tokens: Tokens = self.provider.post(&endpoints.token_endpoint, form).await?;
-        let (sub, about) = self.provider.identify(&tokens, nonce, &self.groups_claim).await?;
+        let (sub, about) = self.provider.identify(&tokens, nonce, &self.claims()).await?;
         let who = ExternalIdentity {
             id: format!("{}#{sub}", self.provider.issuer()),
-            name: name_of(&about, &sub),
+            name: name_of(&about, &sub, self.name_claim.as_deref())?,
             groups: groups_of(about.get(&self.groups_claim)),
         };
         Ok(LoggedIn { who, refresh_token: tokens.refresh_token })
     }
+
+    /// The claims that the provider is asked for where its token lacks them.
+    fn claims(&self) -> Vec<&str> {
+        [self.groups_claim.as_str()].into_iter().chain(self.name_claim.as_deref()).collect()
+    }
 }
 
-/// A name for people: the first that is there.
-fn name_of(about: &Map<String, Value>, sub: &str) -> String {
+/// A name for people: the first that is there, or the one that the configuration names.
+fn name_of(about: &Map<String, Value>, sub: &str, claim: Option<&str>) -> Result<String, LoginError> {
     let text = |name: &str| about.get(name).and_then(Value::as_str).filter(|text| !text.trim().is_empty());
-    let named = ["preferred_username", "email", "name"].into_iter().find_map(text);
-    named.unwrap_or(sub).trim().chars().filter(|c| !c.is_control()).take(100).collect()
+    let named = match claim {
+        Some(claim) => text(claim).ok_or_else(|| {
+            LoginError::Odd(format!("its answer has no claim {claim:?}, which --oidc-name-claim names"))
+        })?,
+        None => ["preferred_username", "email", "name"].into_iter().find_map(text).unwrap_or(sub),
+    };
+    Ok(named.trim().chars().filter(|c| !c.is_control()).take(100).collect())
 }
 
 /// A list, or one group alone.
@@ -298,6 +312,7 @@ mod tests {
             client_secret: None,
             ca: None,
             groups_claim: "groups".into(),
+            name_claim: None,
         };
         Login::new(&config).unwrap()
     }
@@ -338,6 +353,7 @@ mod tests {
                 client_secret: None,
                 ca: None,
                 groups_claim: String::new(),
+                name_claim: None,
             };
             assert!(matches!(Login::new(&config), Err(LoginError::Issuer(_))), "{issuer}");
         }
@@ -400,8 +416,12 @@ mod tests {
     #[test]
     fn names_and_groups() {
         let about = json!({"preferred_username": " ", "email": "a@x\n", "name": "Anna"});
-        assert_eq!(name_of(about.as_object().unwrap(), "1"), "a@x");
-        assert_eq!(name_of(&Map::new(), "1"), "1");
+        let about = about.as_object().unwrap();
+        assert_eq!(name_of(about, "1", None).unwrap(), "a@x");
+        assert_eq!(name_of(&Map::new(), "1", None).unwrap(), "1");
+        assert_eq!(name_of(about, "1", Some("email")).unwrap(), "a@x");
+        let missing = name_of(about, "1", Some("uid")).unwrap_err().to_string();
+        assert!(missing.contains("no claim \"uid\""), "{missing}");
         assert_eq!(groups_of(Some(&json!(["b", "a", 1, "b"]))), ["a", "b"]);
         assert_eq!(groups_of(Some(&json!("a"))), ["a"]);
         assert!(groups_of(Some(&json!({}))).is_empty() && groups_of(None).is_empty());

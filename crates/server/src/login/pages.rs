@@ -107,6 +107,10 @@ async fn readmit(app: &Arc<App>, old: &Old, from: &Peer) -> Result<(LoggedIn, Pr
     let (id, user) =
         app.people.session_to_refresh(&app.store, &old.refresh_token, now_us).await?.ok_or_else(ended)?;
     let found = login.refresh(&old.refresh_token).await?;
+    // Before anything is kept of it: the provider may name somebody else by now.
+    if app.people.register().of_identity(&found.who.id).is_none_or(|known| known.id != user) {
+        return Err(ended());
+    }
     let next = found.refresh_token.as_deref().unwrap_or(&old.refresh_token);
     let before = app.people.register().groups(&user).to_vec();
     let who = app.people.by_identity(&app.store, &found.who, now_us).await?;
@@ -116,7 +120,7 @@ async fn readmit(app: &Arc<App>, old: &Old, from: &Peer) -> Result<(LoggedIn, Pr
         let (before, after) = (json!({ "groups": before }), json!({ "groups": found.who.groups }));
         audit::add(app, &audit::record(&call, "login", before, &after)).await;
     }
-    if who.user != user || !app.people.refresh_session(&app.store, &id, next, now_us).await? {
+    if !app.people.refresh_session(&app.store, &id, next, now_us).await? {
         return Err(ended());
     }
     let who = Principal { session: Some(id), ..who };

@@ -134,7 +134,7 @@ impl Provider {
         let all = [&endpoints.authorization_endpoint, &endpoints.token_endpoint, &endpoints.jwks_uri];
         let some = [&endpoints.device_authorization_endpoint, &endpoints.userinfo_endpoint];
         for url in all.into_iter().chain(some.into_iter().flatten()) {
-            if !Url::parse(url).ok().is_some_and(|url| is_safe(&url)) {
+            if !is_as_safe(url, &self.issuer) {
                 return Err(LoginError::Odd(format!("{url} is not safe: it must begin with https://")));
             }
         }
@@ -170,12 +170,12 @@ impl Provider {
         answer(request.body(body.query().unwrap_or_default().to_owned())).await
     }
 
-    /// The identity that these tokens prove. If the ID token has no groups, the provider is asked for them.
+    /// The identity that these tokens prove. If the ID token lacks one of the claims, the provider is asked for them.
     pub(super) async fn identify(
         &self,
         tokens: &Tokens,
         nonce: Option<&str>,
-        groups_claim: &str,
+        wanted: &[&str],
     ) -> Result<(String, Map<String, Value>), LoginError> {
         let claims = match &tokens.id_token {
             Some(token) => Some(self.verified(token, nonce).await?),
@@ -185,8 +185,9 @@ impl Provider {
         };
         let (sub, mut about) = claims.map_or_else(Default::default, |claims| (claims.sub, claims.about));
         let endpoints = self.endpoints().await?;
+        let is_whole = wanted.iter().all(|claim| about.contains_key(*claim));
         if let (false, Some(url), Some(access)) =
-            (about.contains_key(groups_claim), &endpoints.userinfo_endpoint, &tokens.access_token)
+            (is_whole, &endpoints.userinfo_endpoint, &tokens.access_token)
         {
             let more: Map<String, Value> = answer(self.http.get(url).bearer_auth(access)).await?;
             let named = more.get("sub").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -266,6 +267,12 @@ fn file(path: &Path, why: String) -> LoginError {
 pub(super) fn is_safe(url: &Url) -> bool {
     let is_here = matches!(url.host_str(), Some("127.0.0.1" | "[::1]" | "localhost"));
     url.host_str().is_some() && (url.scheme() == "https" || (url.scheme() == "http" && is_here))
+}
+
+/// The same, of an address that a provider names: one that has TLS itself sends nobody where there is none.
+fn is_as_safe(url: &str, issuer: &str) -> bool {
+    let is_good = |url: &Url| is_safe(url) && (url.scheme() == "https" || issuer.starts_with("http:"));
+    Url::parse(url).ok().as_ref().is_some_and(is_good)
 }
 
 fn encoded(text: &str) -> String {

@@ -18,6 +18,7 @@ use crate::clock::now_us;
 use crate::door::Peer;
 use crate::error::ApiError;
 use crate::rights::Right;
+use crate::services::month;
 use crate::ui::{Ui, refuse};
 
 /// Limit of running and waiting tasks whose names are put on the metrics of their slices.
@@ -60,6 +61,7 @@ async fn gather(ui: &Ui, metrics: &mut Exposition) -> Result<(), ApiError> {
     of_gpus(metrics, &nodes);
     of_slices(metrics, &nodes, &tasks);
     of_queues(metrics, &queues, &longest_waits(ui).await?);
+    of_projects(metrics, ui).await?;
     of_events(metrics, ui);
     Fallbacks::write(metrics, "cantle_fallbacks", &[&cantle_store::FALLBACKS, &FALLBACKS]);
     Ok(())
@@ -207,6 +209,27 @@ fn of_queues(metrics: &mut Exposition, queues: &[QueueView], longest_s: &BTreeMa
         "How long the task that waits longest has waited.",
         &|queue| longest_s.get(&queue.name).copied().unwrap_or(0.0),
     );
+}
+
+/// The GPU time of projects comes from their runs, so it is the same from every server, and a restart loses none of it.
+async fn of_projects(metrics: &mut Exposition, ui: &Ui) -> Result<(), ApiError> {
+    let store = &ui.api.app.store;
+    let names: BTreeMap<String, String> =
+        store.projects().await?.into_iter().map(|row| (row.id, row.name)).collect();
+    let used = store.used_by_project(&month(now_us())).await?;
+    let help = "GPU time of the project's own runs in this month (UTC), a GPU for a second.";
+    metrics.family(MetricKind::Counter, "cantle_project_gpu_seconds", help);
+    for (id, name) in &names {
+        let used_ms = used.get(id).copied().unwrap_or(0);
+        metrics.sample(&[("project", name)], precise(used_ms) / 1000.0);
+    }
+    let budgets = store.budgets().await?;
+    let help = "The GPU time that the project and those below it may use in a month.";
+    metrics.family(MetricKind::Gauge, "cantle_project_budget_gpu_seconds", help);
+    for budget in budgets.iter().filter_map(|row| Some((names.get(&row.project)?, row.budget.gpu_seconds))) {
+        metrics.sample(&[("project", budget.0)], precise(budget.1));
+    }
+    Ok(())
 }
 
 fn of_events(metrics: &mut Exposition, ui: &Ui) {

@@ -57,6 +57,7 @@ pub(crate) mod act {
         Change: Sees, Reads;
         Run: Sees;
         Outbid: Sees;
+        Enter: Sees;
     }
 }
 
@@ -124,7 +125,7 @@ fn includes(granted: Act, wanted: Act) -> bool {
         || match wanted {
             Act::See => true,
             Act::Read => granted == Act::Change,
-            Act::Change | Act::Run | Act::Outbid => false,
+            Act::Change | Act::Run | Act::Outbid | Act::Enter => false,
         }
 }
 

@@ -57,8 +57,10 @@ fn subject(body: &Value) -> String {
 
 /// A request as it is kept: no secrets, and no programs or parameters, which may hold some.
 fn kept(body: &Value) -> String {
-    const NEVER: [&str; 9] = [
+    const NEVER: [&str; 11] = [
         "secret_key",
+        "value",
+        "address",
         "password",
         "token",
         "script",
@@ -98,7 +100,14 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
     if let Some(wanted) = named("project") {
         let rows = call.app.store.projects().await.unwrap_or_default();
         let found = rows.into_iter().find(|row| row.id == wanted || row.name == wanted);
-        return found.map_or(Value::Null, |row| json!({ "name": row.name, "quota": row.quota }));
+        let budgets = call.app.store.budgets().await.unwrap_or_default();
+        return found.map_or(Value::Null, |row| {
+            let mut state = json!({ "name": row.name, "quota": row.quota });
+            if let Some(found) = budgets.iter().find(|budget| budget.project == row.id) {
+                state["budget"] = json!(found.budget);
+            }
+            state
+        });
     }
     if let Some(name) = named("pool") {
         let pools = call.store.pools().await.unwrap_or_default();
@@ -191,7 +200,7 @@ mod tests {
 
     #[test]
     fn secrets_stay_out() {
-        let body = json!({"task": "t", "secret_key": "s", "hyperparams": {"a": 1}, "force": true});
+        let body = json!({"task": "t", "secret_key": "s", "address": "https://x/s", "value": "v", "hyperparams": {"a": 1}, "force": true});
         assert_eq!(kept(&body), json!({"task": "t", "force": true}).to_string());
         assert_eq!(subject(&body), "t");
         assert_eq!(subject(&json!({"ids": ["a", "b"]})), "a b");

@@ -259,7 +259,7 @@ pub(super) fn may(
     missing: ApiError,
 ) -> Result<(), ApiError> {
     let project = what.project.as_deref();
-    let is_own = what.owner == who.user || holds(who, what);
+    let is_own = what.owner == who.user || act != Act::Enter && holds(who, what);
     if !is_own && !who.may(Right::See, project) {
         return Err(missing);
     }
@@ -271,7 +271,7 @@ pub(super) fn may(
         Act::Read => (Right::Read, true),
         // An agent gives back what it took; the maker needs to be let in still.
         Act::Run if is_own && !who.may_everywhere(Right::Serve) => (Right::Submit, false),
-        Act::Change | Act::Run => (Right::Manage, true),
+        Act::Change | Act::Run | Act::Enter => (Right::Manage, true),
         Act::Outbid => (Right::Manage, false),
     };
     if (is_own && own_is_enough) || who.may(right, project) {
@@ -281,7 +281,7 @@ pub(super) fn may(
 }
 
 /// The node itself, or one of its workers: stock agents add what they serve.
-fn is_of_node(named: &str, node: &str) -> bool {
+pub(crate) fn is_of_node(named: &str, node: &str) -> bool {
     named.strip_prefix(node).is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }
 

@@ -114,14 +114,15 @@ impl Register {
 
     /// A user who is still there, by name or id.
     pub(crate) fn user(&self, wanted: &str) -> Option<&UserRow> {
-        let mut there = self.users.values().filter(|user| user.removed_us.is_none());
-        there.find(|user| user.id == wanted || user.name == wanted)
+        // An id first: somebody may have chosen it as a name.
+        let by_name = || self.users.values().find(|user| user.name == wanted && user.removed_us.is_none());
+        self.users.get(wanted).filter(|user| user.removed_us.is_none()).or_else(by_name)
     }
 
     /// The id of a user, also of a removed one, by name or id.
     pub(crate) fn id_of(&self, wanted: &str) -> Option<&str> {
-        let found = self.users.values().find(|user| user.id == wanted || user.name == wanted);
-        found.map(|user| user.id.as_str())
+        let by_name = || self.users.values().find(|user| user.name == wanted);
+        self.users.get(wanted).or_else(by_name).map(|user| user.id.as_str())
     }
 
     /// The highest priority that a user may give a task.
@@ -340,9 +341,11 @@ impl People {
         now_us: i64,
     ) -> Result<String, StoreError> {
         let id = new_id();
+        // Two people of one name, or a name that means something else: the number says so.
+        let numbered = format!("{} ({})", readable(&who.name), &id[..8]);
         let mut new = UserRow {
             id: id.clone(),
-            name: who.name.clone(),
+            name: if is_plain(&who.name) { who.name.clone() } else { numbered.clone() },
             external: Some(who.id.clone()),
             created_us: now_us,
             ..UserRow::default()
@@ -352,12 +355,24 @@ impl People {
             if let Some(user) = self.register().of_identity(&who.id) {
                 return Ok(user.id.clone());
             }
-            // Two people of one name: the second one's says so.
-            new.name = format!("{} ({})", who.name, &id[..8]);
+            new.name = numbered;
             store.add_user(&new, &[]).await?;
         }
         Ok(id)
     }
+}
+
+/// Whether a name from a provider is nothing but a name: not what roles are given to, no id, and nothing that reads as another name.
+fn is_plain(name: &str) -> bool {
+    let is_id = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name != EVERYBODY && readable(name) == name && !is_id
+}
+
+/// The name without marks that no one sees, and without the sign of groups.
+fn readable(name: &str) -> String {
+    let is_mark = |c: char| matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let name: String = name.chars().filter(|c| !is_mark(*c)).collect();
+    name.strip_prefix("group:").map_or_else(|| name.clone(), |rest| format!("group {rest}"))
 }
 
 #[cfg(test)]
@@ -416,5 +431,27 @@ mod tests {
         store.remove_user(&anna.user, 4).await.unwrap();
         people.refresh(&store).await.unwrap();
         assert_eq!(people.by_token(&anna.user, None, None).unwrap_err(), Stranger::User("anna".into()));
+    }
+
+    /// A provider's people choose their names. None may read as somebody, or something, that an administrator gives roles to.
+    #[tokio::test]
+    async fn no_name_from_a_provider_means_others() {
+        let (_dir, store, people) = people().await;
+        let victim = UserRow { id: "f".repeat(32), name: "victim".into(), ..UserRow::default() };
+        store.add_user(&victim, &[]).await.unwrap();
+        people.reload(&store).await.unwrap();
+        for (number, name) in
+            [EVERYBODY, "group:ops", &victim.id, "victim", "v\u{202e}ictim"].into_iter().enumerate()
+        {
+            let name = name.to_owned();
+            let who =
+                ExternalIdentity { id: format!("iss#{number}"), name: name.clone(), groups: Vec::new() };
+            let made = people.by_identity(&store, &who, 1).await.unwrap();
+            assert_ne!(made.name, name);
+            assert!(!made.name.starts_with("group:") && !made.name.contains('\u{202e}'), "{}", made.name);
+            assert_eq!(people.register().user(&victim.id).unwrap().name, "victim");
+        }
+        let honest = ExternalIdentity { id: "iss#9".into(), name: "Zoë Müller".into(), groups: Vec::new() };
+        assert_eq!(people.by_identity(&store, &honest, 1).await.unwrap().name, "Zoë Müller");
     }
 }

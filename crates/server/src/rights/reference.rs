@@ -11,7 +11,7 @@ const HEAD: &str = "# Rights
 Use this page to see what a user of a cantle server may do, and which right a call needs. You need it if you give people keys, or if a
 call answers 403. A test generates this page from the table that the server itself uses (`crates/server/src/rights/table.rs`).
 Another test reads this page, and makes each call as each role, about objects of its own, of others and hidden ones
-(`crates/server/tests/matrix.rs`).
+(`crates/server/tests/matrix`).
 
 A *role* is a set of rights. A user has a role in all projects, or in one project and those below it. Roles add up. Roles of a group
 (`group:NAME`) and of `everybody` count, too. `cantle users` gives roles.
@@ -44,6 +44,7 @@ const DOORS: &str = "
 | `/metrics` | see, in all projects |
 | `GET /files/…` | read, for the task whose id is in the path; in all projects without one |
 | `POST /files`, `DELETE /files/…` | manage, for the task whose id is in the path, or to be its creator; in all projects without one |
+| `GET /cantle/exec/…` | the user who opened the command, or the agent of the task's node |
 | `/ui/-/session` | a key pair |
 | `/ui/-/call/ENDPOINT` | a session, and what the endpoint needs |
 | `/ui/-/stream`, `/ui/-/history/…`, `/ui/-/files/…` | a session; the answer has only what its user may see |
@@ -56,6 +57,7 @@ fn need(need: &Need) -> String {
         Act::Change => "change (own, or manage)",
         Act::Run => "run (own with submit, or manage)",
         Act::Outbid => "manage",
+        Act::Enter => "enter (own, or manage)",
     };
     match need {
         Need::Anyone => "a key".to_owned(),

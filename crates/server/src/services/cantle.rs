@@ -8,12 +8,14 @@ use cantle_clearml::cantle::{
     TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::projects::Created;
-use cantle_clearml::{Empty, subcode};
+use cantle_clearml::{ArrayView, Empty, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{EventRow, NodeRow, QueueRow, RunRow, StoreError, TaskClaim, TaskFilter, TaskRow, Terms};
+use cantle_store::{
+    ArrayProgress, EventRow, NodeRow, QueueRow, RunRow, StoreError, TaskClaim, TaskFilter, TaskRow, Terms,
+};
 
 use super::explain::Board;
-use super::{nodes, quotas, sizes};
+use super::{nodes, quotas, sizes, wishes};
 use crate::app::Call;
 use crate::clock::{is_id, rfc3339};
 use crate::error::ApiError;
@@ -66,11 +68,11 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 }
 
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
-    let ReportTask { task, node, lease, run, slices, quota_milli, exit_code, message } = request;
+    let ReportTask { task, node, lease, run, slices, quota_milli, exit_code, message, measured } = request;
     let exit_code = exit_code.map(i64::from);
     let held = call.task(&task).await?;
     let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&held).await?) };
-    let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message };
+    let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message, measured };
     let done = call.store.claim(&held, claim, call.now_us).await;
     // So that it is not tried again before its user holds less.
     if let Err(StoreError::OverLimit { task, asked_milli, .. }) = &done {
@@ -114,17 +116,27 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
     };
     let mine = request.mine.then(|| call.who.user.clone());
     let limit = request.limit.unwrap_or(TASKS);
-    let view = |row: &TaskRow| task_view(row, &board, &project_names, &people);
+    let views = async |rows: Vec<TaskRow>| {
+        let ids: Vec<String> = rows.iter().map(|row| row.index.id.clone()).collect();
+        let mut arrays = call.store.arrays(&ids).await?;
+        let view = |row: &TaskRow| {
+            let array = arrays.remove(&row.index.id).map(array_view);
+            TaskView { array, ..task_view(row, &board, &project_names, &people) }
+        };
+        Ok(TaskViews { tasks: rows.iter().map(view).collect() })
+    };
     if let Some(word) = &request.find {
-        let rows = called(&call, word, i64::try_from(limit).ok()).await?;
-        return Ok(TaskViews { tasks: rows.iter().map(view).collect() });
+        return views(called(&call, word, i64::try_from(limit).ok()).await?).await;
     }
     let older_than = match request.older_than {
         None => None,
         Some(id) => Some((created_us(&call, &id).await?, id)),
     };
+    let is_listed = request.id.is_empty() && request.status.is_empty() && request.array.is_none();
     let filter = TaskFilter {
         older_than,
+        is_folded: is_listed,
+        array: request.array,
         ids: request.id,
         statuses: request.status,
         projects: project.into_iter().collect(),
@@ -134,8 +146,12 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
         without_doc: true,
         ..TaskFilter::default()
     };
-    let rows = call.store.tasks(&call.seen(), filter).await?;
-    Ok(TaskViews { tasks: rows.iter().map(view).collect() })
+    views(call.store.tasks(&call.seen(), filter).await?).await
+}
+
+fn array_view(progress: ArrayProgress) -> ArrayView {
+    let ArrayProgress { spec, waiting, running, completed, failed, stopped } = progress;
+    ArrayView { indices: spec.to_string(), waiting, running, completed, failed, stopped }
 }
 
 /// The least beginning of an id that is looked for, and how many ids are.
@@ -185,6 +201,8 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, peop
         created: rfc3339(row.index.created_us),
         started: row.index.started_us.map(rfc3339),
         ended: row.index.completed_us.map(rfc3339),
+        time_limit_s: row.time,
+        array: None,
     }
 }
 
@@ -203,6 +221,7 @@ async fn get_runs(call: Call, request: GetRuns) -> Result<RunViews, ApiError> {
         gpus: row.slices.iter().map(|slice| slice.gpu.0.clone()).collect(),
         milli: row.slices.iter().map(|slice| slice.milli.0).sum(),
         memory_limit_bytes: row.slices.iter().map(|slice| slice.memory_limit_bytes).sum(),
+        measured: row.measured,
         taken: row.taken_us.map(rfc3339),
         started: row.started_us.map(rfc3339),
         ended: row.ended_us.map(rfc3339),
@@ -222,6 +241,7 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
         *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
     }
     let requeues = call.store.requeues().await?;
+    let times = call.store.queue_times().await?;
     let seen = call.active_seen().await?;
     let view = |queue: QueueRow| {
         let serving = nodes.iter().filter(|node| node.alive && node.serves(&queue.name));
@@ -230,6 +250,8 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
             waiting: u64::try_from(queue.entries.len()).unwrap_or(u64::MAX),
             running: running_in.get(&queue.id).copied().unwrap_or(0),
             requeue_after_s: requeues.get(&queue.id).and_then(|ms| u64::try_from(ms / 1000).ok()),
+            max_time_s: times.get(&queue.id).and_then(|times| times.max),
+            default_time_s: times.get(&queue.id).and_then(|times| times.default),
             tasks: queue
                 .entries
                 .into_iter()
@@ -310,8 +332,9 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     if known.is_empty() && call.store.was_task(&id).await? {
         return Err(ApiError::invalid("id: a task that was deleted had it; choose another one"));
     }
-    let new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
+    let mut new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
     sizes::check(&call, &queue, std::iter::once(new.doc.get("hyperparams"))).await?;
+    new.wishes = wishes::of_new(&call, &queue, &id, new.doc.get("hyperparams")).await?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not. Whose it is, is asked of the store itself.

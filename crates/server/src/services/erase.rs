@@ -28,6 +28,9 @@ async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
     let (urls, models) = belongings(&call, &task).await?;
     let change = call.change(request.force, None, None);
     let updated_children = call.store.delete_task(&task, &change).await?;
+    if request.cantle_forget_name {
+        call.app.store.forget_name(&request.task).await?;
+    }
     call.deleted.note(&request.task, &call.who.user);
     let mut answer = Deleted { deleted: true, updated_children, ..Deleted::default() };
     let mut left: Vec<String> = urls.artifact_urls.iter().chain(&urls.event_urls).cloned().collect();

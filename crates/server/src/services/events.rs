@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_clearml::events::{AddBatchReply, GetTaskLog, LOG, RUN_LEASE, ReportedEvent, SCALAR, TaskLog};
-use cantle_store::{LogLine, ReportRow, Scalar, TaskFilter};
+use cantle_clearml::events::{
+    AddBatchReply, GetTaskLog, LOG, RUN_LEASE, RUN_OUTPUT, ReportedEvent, SCALAR, TaskLog,
+};
+use cantle_store::{LogLine, OutputPiece, ReportRow, Scalar, TaskFilter};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -33,22 +35,37 @@ pub(super) fn add(routes: &mut Routes) {
 #[derive(Default)]
 struct Sorted {
     logs: Vec<LogLine>,
+    /// Logs of which is known where they are in the output of a run.
+    pieces: BTreeMap<Place, Vec<LogLine>>,
     scalars: Vec<Scalar>,
     reports: Vec<ReportRow>,
 }
 
+/// Task, lease, and the bytes of the run's output.
+type Place = (String, String, u64, u64);
+
+/// Where a piece of log is in the output of a run, if its agent says so.
+fn place_of(event: &ReportedEvent, lease: Option<&Value>) -> Option<Place> {
+    let lease = lease?.as_str()?;
+    let [begin, end] = event.more.get(RUN_OUTPUT)?.as_array()?.as_slice() else { return None };
+    Some((event.task.clone(), lease.to_owned(), begin.as_u64()?, end.as_u64()?))
+}
+
 impl Sorted {
-    fn put(&mut self, event: ReportedEvent, now_ms: i64) -> Result<(), String> {
+    fn put(&mut self, event: ReportedEvent, lease: Option<&Value>, now_ms: i64) -> Result<(), String> {
         let timestamp_ms = event.timestamp.unwrap_or(now_ms);
         match event.kind.as_str() {
-            LOG => self.logs.push(LogLine {
-                id: 0,
-                task: event.task,
-                timestamp_ms,
-                worker: event.worker.unwrap_or_default(),
-                level: event.level.unwrap_or_default(),
-                msg: event.msg.unwrap_or_default(),
-            }),
+            LOG => {
+                let piece = place_of(&event, lease).map(|place| self.pieces.entry(place).or_default());
+                piece.unwrap_or(&mut self.logs).push(LogLine {
+                    id: 0,
+                    task: event.task,
+                    timestamp_ms,
+                    worker: event.worker.unwrap_or_default(),
+                    level: event.level.unwrap_or_default(),
+                    msg: event.msg.unwrap_or_default(),
+                });
+            }
             SCALAR => self.scalars.push(Scalar {
                 value: event.value.ok_or("a scalar needs a value")?,
                 task: event.task,
@@ -118,11 +135,12 @@ async fn take_in(
     let stale = stale_runs(call, &events).await?;
     for mut event in events {
         let run = event.more.remove(RUN_LEASE);
-        let of_stale_run = run.is_some_and(|lease| stale.contains(&(event.task.clone(), lease.to_string())));
+        let of_stale_run =
+            run.as_ref().is_some_and(|lease| stale.contains(&(event.task.clone(), lease.to_string())));
         let result = if of_stale_run {
             Err(format!("Task {} is not held by this lease any more", event.task.escape_default()))
         } else if known.contains(&event.task) {
-            sorted.put(event, call.now_us / 1000)
+            sorted.put(event, run.as_ref(), call.now_us / 1000)
         } else {
             Err(format!("Invalid task id: id={}", event.task.escape_default()))
         };
@@ -135,6 +153,11 @@ async fn take_in(
     let known = call.store.known_logs(&sorted.logs).await?;
     sorted.logs.retain(|line| !known.contains(&(line.task.clone(), line.timestamp_ms, line.msg.clone())));
     call.store.add_logs(&sorted.logs, call.now_us).await?;
+    let mut output_bytes = None;
+    for ((task, lease, begin_bytes, end_bytes), lines) in sorted.pieces {
+        let piece = OutputPiece { task, lease, begin_bytes, end_bytes, lines };
+        output_bytes = call.store.add_output(&piece, call.now_us).await?.or(output_bytes);
+    }
     call.store.add_scalars(&sorted.scalars).await?;
     call.store.add_reports(&sorted.reports).await?;
     if let (0, Some(first)) = (added, errors.keys().next()) {
@@ -142,7 +165,7 @@ async fn take_in(
     }
     let count = errors.values().sum();
     let errors_info = errors.into_iter().map(|(message, count)| (message, json!(count))).collect();
-    Ok(AddBatchReply { added, errors: count, errors_info })
+    Ok(AddBatchReply { added, errors: count, errors_info, output_bytes })
 }
 
 /// Tasks with the leases, as JSON, under which these events come and which do not hold them: another run may have begun.
@@ -192,8 +215,7 @@ pub(super) async fn output_of(
     if !(1..=newest).contains(&run) {
         return Err(ApiError::invalid(format!("task {id} has no run {run}; {}", known_runs(newest))));
     }
-    // A task that was reset has only former runs.
-    let is_former = run != newest || call.store.is_put_aside(&task, run).await?;
+    let is_former = call.store.is_former_output(&task, run, newest).await?;
     let of: Allowed<Reporter, Read> = task.into();
     Ok(if is_former { of.of_former_run(run) } else { of })
 }

@@ -1,11 +1,13 @@
 //! Explains why a task waits, from its queue and from the reports of the nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_clearml::cantle::{NodeReason, TaskExplanation};
 use cantle_decide::pool_rules;
-use cantle_model::{Pool, PoolRule, QueueWant, Resource, TaskStatus, pools_of};
-use cantle_store::{FenceRow, HeldBack, LOST, QueueRow, TaskRow, WorkerRow};
+use cantle_model::{Bytes, Met, Pool, PoolRule, QueueWant, Resource, TaskStatus, pools_of};
+use cantle_store::{
+    AfterRow, ArrayProgress, FenceRow, HeldBack, LOST, QueueRow, TaskFilter, TaskRow, WorkerRow,
+};
 
 use super::nodes::{self, Node};
 use super::quotas::ProjectQuotas;
@@ -32,8 +34,12 @@ pub(super) struct Board {
     fences: BTreeMap<String, FenceRow>,
     /// Queues that give tasks of lost nodes to others.
     requeues: BTreeMap<String, i64>,
-    /// Pools, if there are any, and the quotas that may name them.
-    pools: Option<(Vec<Pool>, ProjectQuotas)>,
+    /// What tasks wait for that wait for other tasks, by task, as the caller may know it.
+    after: BTreeMap<String, String>,
+    arrays: BTreeMap<String, ArrayProgress>,
+    /// Pools, which quotas may name.
+    pools: Vec<Pool>,
+    quotas: ProjectQuotas,
 }
 
 impl Board {
@@ -49,24 +55,34 @@ impl Board {
         let limited = call.people.register().limits_gpus();
         let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
         let held_back = held_back.into_iter().map(|waits| (waits.task.clone(), waits)).collect();
-        let pools = call.store.pools().await?;
-        let pools = if pools.is_empty() { None } else { Some((pools, ProjectQuotas::read(call).await?)) };
+        let (pools, quotas) = (call.store.pools().await?, ProjectQuotas::read(call).await?);
         let nodes = nodes::all(call).await?;
-        Ok(Self { queues, positions, nodes, workers, held_back, fences, requeues, pools })
+        let (after, arrays) = (after(call).await?, call.store.open_arrays().await?);
+        Ok(Self {
+            queues,
+            positions,
+            nodes,
+            workers,
+            held_back,
+            fences,
+            requeues,
+            after,
+            arrays,
+            pools,
+            quotas,
+        })
     }
 
     /// The restrictions to pools of a task that needs a GPU.
     fn pool_rules(&self, task: &TaskRow, queue: &str) -> Vec<PoolRule> {
-        let Some((_, quotas)) = &self.pools else { return Vec::new() };
-        if shares::spec(&self.nodes, queue).want == QueueWant::None {
+        if self.pools.is_empty() || shares::spec(&self.nodes, queue).want == QueueWant::None {
             return Vec::new();
         }
-        pool_rules(&quotas.views(), quotas.counted_to(task.index.project.as_ref()).as_deref())
+        pool_rules(&self.quotas.views(), self.quotas.counted_to(task.index.project.as_ref()).as_deref())
     }
 
     fn has_gpu_for(&self, node: &Node, rules: &[PoolRule]) -> bool {
-        let pools = self.pools.as_ref().map_or(&[][..], |(pools, _)| pools);
-        let of = |model: &str| pools_of(pools, &node.report.node, model);
+        let of = |model: &str| pools_of(&self.pools, &node.report.node, model);
         node.report.gpus.iter().any(|gpu| rules.iter().all(|rule| rule.allows(&of(&gpu.model))))
     }
 
@@ -90,7 +106,10 @@ impl Board {
             TaskStatus::Created => None,
             TaskStatus::Queued => Some(self.why_it_waits(task)),
             TaskStatus::InProgress if task.stop_asked => Some("asked to stop".to_owned()),
-            TaskStatus::InProgress => self.silent_node(task).or_else(|| was_evicted(task, "stopping")),
+            TaskStatus::InProgress => {
+                let silent = self.silent_node(task).or_else(|| was_evicted(task, "stopping"));
+                silent.or_else(|| self.suspended(task))
+            }
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()
                 .flatten()
@@ -106,6 +125,17 @@ impl Board {
         let since = rfc3339(node.last_seen_us);
         (!node.alive)
             .then(|| format!("{holder}, which holds it, is silent since {since}; {}", self.what_next(task)))
+    }
+
+    /// The task holds no GPU: its memory is on the host.
+    fn suspended(&self, task: &TaskRow) -> Option<String> {
+        let holder = task.node.as_deref()?;
+        let node = self.nodes.iter().find(|node| node.report.node == holder)?;
+        let found = node.report.suspended.iter().find(|suspended| suspended.task == task.index.id)?;
+        let (parked, since) = (Bytes(found.parked_bytes), &found.since);
+        Some(format!(
+            "suspended since {since}: {parked} of GPU memory are in the memory of {holder}; cantle resume on {holder} lets it go on"
+        ))
     }
 
     /// The future of a task whose node is silent.
@@ -131,12 +161,21 @@ impl Board {
             return "its queue does not exist any more; enqueue it again".to_owned();
         };
         let Some(position) = self.position(task) else {
+            if let Some(after) = self.after.get(&task.index.id) {
+                return after.clone();
+            }
+            if let Some(array) = self.arrays.get(&task.index.id) {
+                return format!("an array: {}", array.line());
+            }
             let silent = self.silent_node(task);
             return silent.unwrap_or_else(|| "taken by an agent, about to start".to_owned());
         };
         if let Some(HeldBack { user, most_milli, held_milli, .. }) = self.held_back.get(&task.index.id) {
             let [held, most] = [held_milli, most_milli].map(|milli| Resource::Gpu.text(*milli));
             return format!("{user} holds {held} and may hold {most} at once; cantle users set changes that");
+        }
+        if let Some(why) = self.quotas.kept_back(task.index.project.as_ref()) {
+            return why;
         }
         let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
         let mut alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
@@ -149,7 +188,10 @@ impl Board {
             }
         }
         if let Some(waiting) = alive.iter().find_map(|node| node.waiting(&task.index.id)) {
-            return waiting.reason.clone();
+            return match self.quotas.kept_within(task.index.project.as_ref()) {
+                None => waiting.reason.clone(),
+                Some(budget) => format!("{}; {budget}", waiting.reason),
+            };
         }
         let stock = self.workers.iter().find(|worker| worker.queues.contains(&queue.id));
         let name = &queue.name;
@@ -200,6 +242,40 @@ impl Board {
             nodes: if waits { serving.map(reason_of).collect() } else { Vec::new() },
         }
     }
+}
+
+/// What the tasks wait for that wait for others: `after train-1 (running)`. Tasks that the caller may not see have no name.
+async fn after(call: &Call) -> Result<BTreeMap<String, String>, ApiError> {
+    let all = call.store.waiting_after().await?;
+    let seen = call.seen();
+    let visible: Option<BTreeSet<String>> = match seen.is_all() || all.is_empty() {
+        true => None,
+        false => {
+            let ids: BTreeSet<String> = all.values().flatten().map(|row| row.other.clone()).collect();
+            let filter = TaskFilter { ids: ids.into_iter().collect(), ..TaskFilter::default() };
+            Some(call.store.task_ids(&seen, filter).await?.into_iter().collect())
+        }
+    };
+    let one = |row: &AfterRow| {
+        let is_visible = visible.as_ref().is_none_or(|visible| visible.contains(&row.other));
+        let name = if is_visible { row.name() } else { "another task" };
+        let state = match &row.now {
+            None => "deleted".to_owned(),
+            Some((_, TaskStatus::InProgress)) => "running".to_owned(),
+            Some((_, TaskStatus::Created)) => "a draft; it has to be enqueued".to_owned(),
+            Some((_, status)) => status.to_string(),
+        };
+        format!("{name} ({state})")
+    };
+    let line = |rows: Vec<AfterRow>| {
+        let unmet = rows.iter().filter(|row| row.met() != Met::Yes);
+        let unmet: Vec<String> = unmet.map(one).collect();
+        // All is met: the next look lets it into its queue.
+        let what =
+            if unmet.is_empty() { "other tasks, which have ended".to_owned() } else { unmet.join(", ") };
+        format!("after {what}")
+    };
+    Ok(all.into_iter().map(|(task, rows)| (task, line(rows))).collect())
 }
 
 /// Why it is or was stopped for another task.

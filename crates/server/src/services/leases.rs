@@ -1,8 +1,11 @@
 //! `cantle.renew_leases`, and the runs whose node may be gone for good.
 
+use std::collections::BTreeMap;
+
 use cantle_clearml::Empty;
 use cantle_clearml::leases::{
-    EndFenced, GetTaskToken, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, SetQueue, TaskToken,
+    EndFenced, GetTaskToken, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, ReportSlices, SetQueue,
+    TaskToken,
 };
 use cantle_clearml::subcode;
 use cantle_store::{Renewal, Renewed, StoreError};
@@ -21,6 +24,7 @@ const MOST_S: u64 = 366 * 24 * 3600;
 
 pub(super) fn add(routes: &mut Routes) {
     routes.typed(renew_leases);
+    routes.typed(report_slices);
     routes.typed(end_fenced);
     routes.typed(set_queue);
     routes.typed(get_task_token);
@@ -40,6 +44,13 @@ async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases,
     Ok(RenewedLeases { leases: renewed.into_iter().map(answer).collect() })
 }
 
+async fn report_slices(call: Call, request: ReportSlices) -> Result<Empty, ApiError> {
+    let ReportSlices { task, lease, slices, .. } = request;
+    let held = call.task(&task).await?;
+    call.store.change_slices(&held, &lease, &slices, call.now_us).await?;
+    Ok(Empty {})
+}
+
 /// The token lasts as long as the lease holds the task, so only its holder gets one.
 async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, ApiError> {
     let GetTaskToken { task, lease } = request;
@@ -49,7 +60,11 @@ async fn get_task_token(call: Call, request: GetTaskToken) -> Result<TaskToken, 
     }
     let token = call.keys.token_of_run(&row.owner, &OwnRun { task, lease }, call.now_us)?;
     let user = call.people.register().name(&row.owner).to_owned();
-    Ok(TaskToken { token, user })
+    let (secrets, no_secret) = match super::secrets::of_task(&call, &row).await? {
+        Ok(secrets) => (secrets, None),
+        Err(why) => (BTreeMap::new(), Some(why)),
+    };
+    Ok(TaskToken { token, user, secrets, no_secret })
 }
 
 async fn end_fenced(call: Call, request: EndFenced) -> Result<Empty, ApiError> {

@@ -1,11 +1,15 @@
 //! The endpoints, by service.
 
+mod accounts;
+mod advice;
 pub(crate) mod auth;
+mod budgets;
 mod cantle;
 mod compare;
 mod edits;
 mod erase;
 pub(crate) mod events;
+mod execs;
 mod explain;
 mod history;
 mod keys;
@@ -14,6 +18,7 @@ mod many;
 mod metrics;
 mod models;
 pub(crate) mod nodes;
+mod notify;
 mod params;
 mod people;
 mod pools;
@@ -22,8 +27,10 @@ mod queues;
 mod quotas;
 pub(crate) mod refused;
 mod samples;
+mod secrets;
 mod sessions;
 mod shares;
+mod sides;
 mod sizes;
 mod task_list;
 mod task_order;
@@ -32,8 +39,10 @@ mod tasks_flow;
 mod usage;
 mod users;
 mod values;
+mod wishes;
 mod workers;
 
+pub(crate) use budgets::{count as count_budgets, month};
 pub(crate) use nodes::gpus_alive_milli;
 
 use crate::routes::Routes;
@@ -41,16 +50,20 @@ use crate::routes::Routes;
 /// All endpoints that take one JSON object.
 pub(crate) fn routes() -> Routes {
     let mut routes = Routes::default();
+    advice::add(&mut routes);
     auth::add(&mut routes);
+    budgets::add(&mut routes);
     cantle::add(&mut routes);
     compare::add(&mut routes);
     edits::add(&mut routes);
     erase::add(&mut routes);
     events::add(&mut routes);
+    execs::add(&mut routes);
     history::add(&mut routes);
     metrics::add(&mut routes);
     models::add(&mut routes);
     keys::add(&mut routes);
+    notify::add(&mut routes);
     params::add(&mut routes);
     people::add(&mut routes);
     pools::add(&mut routes);
@@ -59,6 +72,7 @@ pub(crate) fn routes() -> Routes {
     leases::add(&mut routes);
     quotas::add(&mut routes);
     samples::add(&mut routes);
+    secrets::add(&mut routes);
     sessions::add(&mut routes);
     tasks::add(&mut routes);
     task_list::add(&mut routes);
@@ -66,6 +80,7 @@ pub(crate) fn routes() -> Routes {
     usage::add(&mut routes);
     users::add(&mut routes);
     values::add(&mut routes);
+    wishes::add(&mut routes);
     workers::add(&mut routes);
     auth::add_endpoints(&mut routes);
     routes

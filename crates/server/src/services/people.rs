@@ -2,8 +2,8 @@
 
 use cantle_clearml::Empty;
 use cantle_clearml::users::{
-    AddUser, AuditView, AuditViews, GetAudit, GetUsers, NewKey, RemoveUser, RoleView, SetRole, SetUser,
-    UserView, UserViews,
+    AddUser, AuditView, AuditViews, ForgetUser, ForgottenUser, GetAudit, GetUsers, NewKey, RemoveUser,
+    RoleView, SetRole, SetUser, UserView, UserViews,
 };
 use cantle_store::{AuditFilter, AuditRow, GrantRow, StoreError, UserRow};
 use serde::Deserialize;
@@ -27,6 +27,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(get_users);
     routes.typed(add_user);
     routes.typed(remove_user);
+    routes.typed(forget_user);
     routes.typed(set_role);
     routes.typed(set_user);
     routes.typed(get_audit);
@@ -186,6 +187,13 @@ async fn remove_user(call: Call, request: RemoveUser) -> Result<Empty, ApiError>
     call.store.remove_user(&user.id, call.now_us).await?;
     call.people.reload(&call.store).await?;
     Ok(Empty {})
+}
+
+async fn forget_user(call: Call, request: ForgetUser) -> Result<ForgottenUser, ApiError> {
+    let register = call.people.register();
+    let user = register.id_of(&request.user).ok_or_else(|| StoreError::NoUser(request.user.clone()))?;
+    let (runs, lasting) = call.store.forget_owner(user).await?;
+    Ok(ForgottenUser { runs, lasting })
 }
 
 async fn set_role(call: Call, request: SetRole) -> Result<Empty, ApiError> {

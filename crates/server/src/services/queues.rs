@@ -15,7 +15,7 @@ use cantle_store::{Change, QueueRow, Taken};
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout_at};
 
-use super::sizes;
+use super::{sizes, wishes};
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
@@ -24,7 +24,7 @@ use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
 /// A server that ends waits no longer for its calls.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Poll interval of a waiting call.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -182,11 +182,13 @@ async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntrie
 
 async fn add_task(call: Call, request: AddTask) -> Result<Added, ApiError> {
     // An agent that gives a task back names its run: it has been in the queue before.
+    let task = call.task(&request.task).await?;
     if request.run.is_none() {
         sizes::check_tasks(&call, &request.queue, std::slice::from_ref(&request.task)).await?;
+        wishes::set(&call, &request.queue, std::slice::from_ref(&task)).await?;
     }
     let change = Change { run: request.run, ..call.change(true, None, None) };
-    call.store.enqueue(&call.task(&request.task).await?, &request.queue, &change).await?;
+    call.store.enqueue(&task, &request.queue, &change).await?;
     Ok(Added { added: 1 })
 }
 

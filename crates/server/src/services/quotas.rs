@@ -17,6 +17,7 @@ use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
 use serde::Deserialize as _;
 use serde_json::Map;
 
+use super::budgets::FullBudgets;
 use super::projects::named;
 use super::{nodes, shares};
 use crate::app::Call;
@@ -41,6 +42,7 @@ pub(super) struct ProjectQuotas {
     pub(super) projects: Vec<ProjectRow>,
     /// By id of a project: the name of the project whose quota its tasks count against.
     counted_to: BTreeMap<String, String>,
+    pub(super) budgets: FullBudgets,
 }
 
 impl ProjectQuotas {
@@ -56,7 +58,8 @@ impl ProjectQuotas {
             Some((row.id.clone(), to.to_owned()))
         };
         let counted_to = projects.iter().filter_map(counted_to).collect();
-        Ok(Self { projects, counted_to })
+        let budgets = FullBudgets::read(call, &projects).await?;
+        Ok(Self { projects, counted_to, budgets })
     }
 
     /// Projects with a quota of their own, by name.
@@ -64,13 +67,26 @@ impl ProjectQuotas {
         self.projects.iter().filter_map(|row| Some((row.name.as_str(), row.quota.as_ref()?)))
     }
 
-    /// The same, as agents get them.
+    /// The same, as agents get them: no more than the budgets leave.
     pub(super) fn views(&self) -> Vec<QuotaView> {
         let view = |(project, quota): (&str, &ProjectQuota)| QuotaView {
             project: project.to_owned(),
-            quota: quota.clone(),
+            quota: self.budgets.within(project, quota),
         };
         self.own().map(view).collect()
+    }
+
+    /// Why no task of the project with this id starts, if its budget or one above it is used up.
+    pub(super) fn kept_back(&self, project: Option<&String>) -> Option<String> {
+        let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
+        let has_quota = |name: &str| self.own().any(|(own, _)| own == name);
+        self.budgets.keeps_back(&row.name, has_quota)
+    }
+
+    /// What keeps the tasks of the project with this id within their quota.
+    pub(super) fn kept_within(&self, project: Option<&String>) -> Option<String> {
+        let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
+        self.budgets.limits(&row.name)
     }
 
     /// Does any project have a quota of a pool?
@@ -142,7 +158,7 @@ async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
 }
 
 /// An administrator may set a quota before the first task comes.
-async fn make_project(call: &Call, name: &str) -> Result<(), ApiError> {
+pub(super) async fn make_project(call: &Call, name: &str) -> Result<(), ApiError> {
     let (id, now_us) = (new_id(), call.now_us);
     let row = ProjectRow {
         id,
@@ -261,7 +277,14 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     let projects = quotas.views();
     let limited = call.people.register().limits_gpus();
     let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
-    let held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
+    let mut held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
+    if !quotas.budgets.is_empty() {
+        let waiting = call.store.waiting_projects(&request.queues).await?;
+        let kept = waiting.into_iter().filter(|(_, project)| quotas.kept_back(project.as_ref()).is_some());
+        held_back.extend(kept.map(|(task, _)| task));
+        held_back.sort_unstable();
+        held_back.dedup();
+    }
     if projects.is_empty() {
         return Ok(Fleet { held_back, ..Fleet::default() });
     }

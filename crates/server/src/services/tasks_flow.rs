@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::many::{Many, for_each};
 use super::queues::queue_name;
-use super::{nodes, sizes};
+use super::{nodes, sizes, wishes};
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
@@ -74,7 +74,9 @@ async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
     sizes::check_tasks(&call, &queue, std::slice::from_ref(&request.task)).await?;
     let force = request.force.unwrap_or(false);
     let change = call.change(force, request.status_reason, request.status_message);
-    call.store.enqueue(&call.task(&request.task).await?, &queue, &change).await?;
+    let task = call.task(&request.task).await?;
+    wishes::set(&call, &queue, std::slice::from_ref(&task)).await?;
+    call.store.enqueue(&task, &queue, &change).await?;
     let queue_watched = match request.verify_watched_queue {
         Some(true) => Some(is_watched(&call, &queue).await?),
         _ => None,
@@ -92,6 +94,7 @@ async fn enqueue_many(call: Call, many: Many) -> Result<Value, ApiError> {
         let tasks = call.tasks(ids).await?;
         let at_once =
             rest.verify_watched_queue.is_none() && sizes::check_tasks(&call, &queue, ids).await.is_ok();
+        let at_once = at_once && wishes::set(&call, &queue, &tasks).await.is_ok();
         if at_once && call.store.enqueue_many(&tasks, &queue, &change).await.is_ok() {
             let fields = status_field(TaskStatus::Queued);
             succeeded
@@ -178,8 +181,12 @@ async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
         // Stopping a task that has ended changes nothing, least of all how it ended.
         return Ok(Updated { updated: 0, fields: status_field(status) });
     }
-    let change = call.change(request.force, request.status_reason, request.status_message);
+    let change = call.change(request.force, request.status_reason.clone(), request.status_message.clone());
     call.store.set_status(&task, TaskStatus::Stopped, &change).await?;
+    // No more are made of an array that is stopped; those that it has are stopped, too.
+    for element in call.store.live_elements(&task).await? {
+        Box::pin(stop(call.clone(), Stop { task: element, ..request.clone() })).await?;
+    }
     Ok(Updated { updated: 1, fields: status_field(TaskStatus::Stopped) })
 }
 

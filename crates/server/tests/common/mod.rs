@@ -5,8 +5,10 @@
     reason = "each test file uses its part; the suite says where PostgreSQL is"
 )]
 
+use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode};
 use cantle_clearml::tasks::{Create, Enqueue};
-use cantle_clearml::{Client, ClientTls, Request, TaskRequest, queues};
+use cantle_clearml::{Client, ClientTls, Credentials, Request, TaskRequest, queues};
+use cantle_model::GpuMode;
 use cantle_server::{Server, ServerConfig};
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
@@ -114,6 +116,22 @@ impl TestServer {
         self.client.call(&request).await.unwrap().entry.map(|entry| entry.task)
     }
 
+    /// The status and the answer of a call with these keys.
+    pub(crate) async fn call_as(&self, who: &Credentials, endpoint: &str, body: &Value) -> (u16, Value) {
+        let request = self.http.post(format!("{}/{endpoint}", self.client.url()));
+        let request = request.basic_auth(&who.access_key, Some(&who.secret_key));
+        let answer = request.body(body.to_string()).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+
+    /// The agent of this node reports GPUs and the queue q. The report holds for as long as a test takes.
+    pub(crate) async fn report_gpus(&self, node: &str, gpus: Vec<GpuView>) {
+        let queues = vec![NodeQueue { name: "q".into(), spec: "task".into() }];
+        let (node, worker) = (node.to_owned(), format!("{node}:dgpu0"));
+        let report = ReportNode { node, worker, queues, gpus, interval_ms: 600_000, ..ReportNode::default() };
+        self.client.call(&report).await.unwrap();
+    }
+
     /// Code and subcode of a refusal.
     pub(crate) async fn refused<R: Request>(&self, request: &R) -> (u16, u32) {
         match self.client.call(request).await {
@@ -141,6 +159,20 @@ impl TestServer {
         let envelope: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
         assert_eq!(envelope["meta"]["result_code"], json!(status));
         (status, envelope["meta"]["result_subcode"].as_u64().unwrap(), envelope)
+    }
+}
+
+/// A GPU of 40 GiB that slices share.
+pub(crate) fn gpu_view(uuid: &str, model: &str) -> GpuView {
+    GpuView {
+        index: 0,
+        uuid: uuid.to_owned(),
+        model: model.to_owned(),
+        memory_bytes: 40 << 30,
+        mode: GpuMode::Shared,
+        allocated_milli: 0,
+        slices: Vec::new(),
+        fault: None,
     }
 }
 

@@ -91,8 +91,8 @@ impl World {
         let param = json!([{"section": "General", "name": "a", "value": "b"}]);
         let params = if endpoint == "tasks.edit_hyper_params" { param } else { json!({}) };
         let event = json!([{"kind": "note", "task": task, "message": "m"}]);
-        let project_named =
-            if endpoint == "cantle.set_quota" && project == self.project { "hiddenword-p" } else { project };
+        let by_name = matches!(endpoint, "cantle.set_quota" | "cantle.set_budget");
+        let project_named = if by_name && project == self.project { "hiddenword-p" } else { project };
         json!({
             "task": if endpoint == "cantle.submit_task" { json!({"name": "n", "type": "training", "project": project}) } else { json!(task) },
             "tasks": [task], "ids": [id], "model": model, "project": project_named, "queue": self.queue,

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cantle_model::{Lease, TaskStatus};
+use cantle_model::{Lease, Measured, TaskStatus};
 use cantle_store::{Change, NewTask, Store, StoreError, TaskClaim, Terms};
 use tokio::runtime::Runtime;
 
@@ -171,5 +171,6 @@ fn claim(lease: &Lease, node: &str, exit_code: Option<i64>) -> TaskClaim {
         exit_code,
         reason: None,
         run: None,
+        measured: Measured::default(),
     }
 }

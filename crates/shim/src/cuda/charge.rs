@@ -12,9 +12,9 @@
 //! [`SliceGpu`] names a GPU of the slice and locks its balance. A [`Reservation`] is charged to the balance and has no memory
 //! yet: it goes back when it is dropped, and becomes a table entry ([`crate::table`]) once the driver has allocated.
 
-use cantle_ledger::{Account, Attachment, Over};
+use cantle_ledger::{Account, Attachment, Over, Uses};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge, slab};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, export, pool_charge, slab};
 use crate::function::Status;
 use crate::holdings::{Holdings, SMALL_BYTES};
 use crate::lock::Guard;
@@ -83,6 +83,11 @@ impl SliceGpu {
         self.process
     }
 
+    /// Notes what this process uses, for the agent.
+    pub(super) fn note_use(self, uses: Uses) {
+        self.attachment.note_use(uses);
+    }
+
     /// Granules in use by the whole slice, without those of processes that died more than a moment ago, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
         // The kernel is asked for each process of the slice, which a program that asks in a loop should not pay for each time.
@@ -137,10 +142,12 @@ impl SliceGpu {
         reserve(&mut balance)
     }
 
-    /// Tries again after a refusal, as the driver does before it gives up: pools return what they don't use. The second one is noted.
+    /// Tries again after a refusal, as the driver does before it gives up: pools return what they don't use, and what closed descriptors have kept
+    /// is given back. The second one is noted.
     #[inline]
     fn or_after_trimming<T>(self, bytes: u64, attempt: impl Fn() -> Result<T, Over>) -> Result<T, Status> {
         attempt().or_else(|_| {
+            export::settle();
             pool_charge::trim_all();
             attempt().map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))
         })
@@ -220,6 +227,13 @@ impl Balance {
 
     pub(super) const fn process(&self) -> &'static Process {
         self.gpu.process
+    }
+
+    /// What the slice may still take.
+    pub(super) fn room_granules(&self) -> u32 {
+        let (ledger, index) = (self.gpu.attachment.ledger(), self.gpu.index);
+        let limit = ledger.gpus().get(index).map_or(0, |gpu| gpu.limit_granules());
+        limit.saturating_sub(ledger.used(index))
     }
 
     /// Index of the GPU in the slice.

@@ -46,6 +46,7 @@ pub(super) unsafe fn restore(
 fn stays_in_slice(pair: &Pair) -> bool {
     let Some(ledger) = process().and_then(|process| process.ledger()) else { return false };
     // A limit of an image is for any GPU.
-    let is_in_slice = |uuid: &[u8; 16]| ledger.gpus().iter().any(|gpu| [*uuid, ANY_GPU].contains(gpu.uuid()));
+    let is_in_slice =
+        |uuid: &[u8; 16]| ledger.gpus().iter().any(|gpu| [*uuid, ANY_GPU].contains(&gpu.uuid()));
     is_in_slice(&pair.new) && (pair.old == pair.new || !is_in_slice(&pair.old))
 }

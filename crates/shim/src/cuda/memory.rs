@@ -2,7 +2,7 @@
 
 use core::ffi::c_uint;
 
-use cantle_ledger::GRANULE_BYTES;
+use cantle_ledger::{GRANULE_BYTES, Uses};
 
 use super::charge::{self, Reservation, SliceGpu};
 use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool, pool_charge, slab};
@@ -69,6 +69,7 @@ pub(super) unsafe fn alloc_managed(
         return status;
     }
     gpu.keep_managed();
+    gpu.note_use(Uses::Managed);
     // SAFETY: the out-parameter contract for `address`, after success.
     let address = unsafe { *address };
     remember(Entry::new(address, context as u64, gpu.index, bytes as u64).managed())

@@ -4,6 +4,7 @@ mod array;
 mod charge;
 mod checkpoint;
 mod context;
+mod export;
 mod graph;
 mod graph_memory;
 mod location;
@@ -14,7 +15,9 @@ mod pool_charge;
 mod pool_current;
 mod pool_question;
 mod report;
+mod share;
 mod slab;
+mod visible;
 mod vmm;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -71,7 +74,8 @@ hooks! { CUDA, "cuda":
     Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
     Frees cuMemRelease(handle: Handle) => vmm::release;
     Frees cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) => vmm::retain;
-    Frees cuMemImportFromShareableHandle(handle: *mut Handle, shared: *mut c_void, kind: c_int) => vmm::import;
+    Frees cuMemImportFromShareableHandle(handle: *mut Handle, shared: *mut c_void, kind: c_int) => share::import;
+    Frees cuMemExportToShareableHandle(shared: *mut c_void, handle: Handle, kind: c_int, flags: u64) => share::export;
     Frees cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) => vmm::map;
     Frees cuMemUnmap(address: Address, bytes: usize) => vmm::unmap;
 
@@ -115,6 +119,12 @@ hooks! { CUDA, "cuda":
     Notices cuMemSetMemPool(location: *const Location, kind: c_int, pool: Pool) => pool_current::set_at;
     Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
     Notices cuMemGetMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
+    Notices cuInit(flags: c_uint) => visible::init;
+    Notices cuIpcGetMemHandle(handle: *mut c_void, address: Address) => share::get_memory;
+    Notices cuIpcOpenMemHandle(address: *mut Address, handle: share::IpcHandle, flags: c_uint) => share::open_memory;
+    Notices cuIpcOpenMemHandle_v2(address: *mut Address, handle: share::IpcHandle, flags: c_uint) => share::open_memory;
+    Notices cuIpcGetEventHandle(handle: *mut c_void, event: *mut c_void) => share::get_event;
+    Notices cuIpcOpenEventHandle(event: *mut *mut c_void, handle: share::IpcHandle) => share::open_event;
     Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;
     Notices cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) => context::pin;
     Notices cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) => context::pin;

@@ -23,10 +23,11 @@ pub(super) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
 
-/// Up to this many requests, each of at most this size, are settled by one question to the pool.
-const UNASKED_BYTES: u64 = 64 << 10;
+/// Up to this many requests, of at most this size together, are settled by one question to the pool.
+const UNASKED_BYTES: u64 = STEP_BYTES;
 const UNASKED_CALLS: u32 = 64;
-const _: () = assert!(UNASKED_BYTES * UNASKED_CALLS as u64 <= STEP_BYTES);
+/// Larger ones only while the slice has room for what the pool may have grown by.
+const SMALL_BYTES: u64 = 64 << 10;
 
 /// Pools pack what they give out at multiples of this.
 const SLOT_BYTES: u64 = 512;
@@ -61,17 +62,23 @@ impl CallShare {
 
     /// The call has returned: the pool's growth is charged, and what no other call counts on is given back.
     ///
-    /// The question to the pool costs a third of a call of the driver. A small request that idle memory was claimed for makes the pool
-    /// grow only if that memory is in pieces, so then it is asked after some calls only: they can't take more than a step. What is idle is
-    /// asked with it if too little would be known for the next request.
+    /// The question to the pool costs a third of a call of the driver. A request that idle memory was claimed for makes the pool grow
+    /// only if that memory is in pieces, so then it is asked after some calls only: all of them fit into one step, for which the slice has
+    /// room. What is idle is asked with it if too little would be known for the next request.
     pub(super) fn settle(mut self, gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
         let Some(mut balance) = gpu.lock() else { return Ok(()) };
+        let room = balance.room_granules();
         let calls = &mut balance.holdings.pool_calls;
         // An answer from now on knows that this memory is in use.
         calls.ended_bytes = calls.ended_bytes.wrapping_add(self.claimed_bytes);
         calls.claimed_bytes = calls.claimed_bytes.saturating_sub(self.claimed_bytes);
-        let is_asked = self.ahead > 0 || self.claimed_bytes > UNASKED_BYTES || calls.unasked >= UNASKED_CALLS;
+        let unasked_bytes = calls.unasked_bytes.saturating_add(self.claimed_bytes);
+        let is_asked = self.ahead > 0
+            || unasked_bytes > UNASKED_BYTES
+            || calls.unasked >= UNASKED_CALLS
+            || self.claimed_bytes > SMALL_BYTES && room < growth_granules(UNASKED_BYTES);
         calls.unasked = if is_asked { 0 } else { calls.unasked + 1 };
+        calls.unasked_bytes = if is_asked { 0 } else { unasked_bytes };
         let mut settled = Ok(());
         if is_asked {
             let is_idle_known =

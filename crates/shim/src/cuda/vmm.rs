@@ -1,13 +1,13 @@
 //! Virtual memory management: physical memory by handle, mapped anywhere.
 //!
-//! Physical memory exists as long as its handle or a mapping of it does, so it is charged from its creation until the last of
-//! them ends. An imported handle is memory of the process that created it, and is charged there.
+//! Physical memory exists as long as its handle, a mapping of it or a descriptor that it was exported as does, so it is charged from its
+//! creation until the last of them ends ([`export`]). An imported handle is memory of the process that created it, and is charged there.
 
 use core::ffi::{c_int, c_void};
 
 use super::charge::{self, SliceGpu};
 use super::location::{Location, Place};
-use super::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use super::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, export};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
@@ -48,6 +48,7 @@ pub(super) unsafe fn create(
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
+    export::settle();
     let reservation = match gpu.reserve(physical(bytes as u64)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
@@ -94,9 +95,9 @@ pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handl
     let taken = process.map(|process| take_reference(process, handle));
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(handle) };
-    match taken {
-        Some(Taken::Last(gone)) if status == SUCCESS => charge::release(&gone),
-        Some(taken) if status != SUCCESS => process.map_or((), |process| put_back(process, handle, taken)),
+    match (process, taken) {
+        (Some(process), Some(Taken::Last(gone))) if status == SUCCESS => export::release(process, &gone),
+        (Some(process), Some(taken)) if status != SUCCESS => put_back(process, handle, taken),
         _ => {}
     }
     status
@@ -223,8 +224,8 @@ fn take_reference(process: &Process, handle: Handle) -> Taken {
     let mut is_known = false;
     let last = process.handles.remove_if(handle, |entry| {
         is_known = true;
-        entry.context = entry.context.saturating_sub(1);
-        entry.context == 0
+        entry.context -= u64::from(export::count_of(entry) > 0);
+        export::count_of(entry) == 0
     });
     match last {
         Some(gone) => Taken::Last(gone),
@@ -241,7 +242,7 @@ fn put_back(process: &Process, handle: Handle, taken: Taken) {
             let _is_known = add_reference(process, handle);
         }
         Taken::Last(mut gone) => {
-            gone.context = 1;
+            gone.context += 1;
             // If there is no room, it is unknown when it is freed, so it stays charged.
             let _full = process.handles.join(gone, |entry| entry.context = entry.context.saturating_add(1));
         }
@@ -251,6 +252,6 @@ fn put_back(process: &Process, handle: Handle, taken: Taken) {
 /// Counts one mapping less that the driver has ended; with the last one the memory is freed.
 fn drop_reference(process: &Process, handle: Handle) {
     if let Taken::Last(gone) = take_reference(process, handle) {
-        charge::release(&gone);
+        export::release(process, &gone);
     }
 }

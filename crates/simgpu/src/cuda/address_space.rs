@@ -122,6 +122,11 @@ impl AddressSpace {
         self.table.iter().enumerate().filter_map(of_context).chain(self.slabs.in_context(context)).collect()
     }
 
+    /// Is there an allocation of this kind?
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        self.table.iter().flatten().any(|allocation| allocation.kind == kind)
+    }
+
     /// Moves the cursor to an unused stretch of `length` slots.
     fn find(&mut self, length: usize) -> Option<()> {
         loop {

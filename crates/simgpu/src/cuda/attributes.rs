@@ -41,7 +41,7 @@ fn of_model(device: &Visible, attribute: i32) -> i32 {
     match attribute {
         13 => model.clocks_mhz.0 as i32 * 1000,
         16 => device.multiprocessors as i32,
-        33 => pci_bus(device.index) as i32,
+        33 => pci_bus(device.index()) as i32,
         36 => model.clocks_mhz.1 as i32 * 1000,
         37 => model.bus_width_bits as i32,
         38 => (model.l2_mib as i32) << 20,

@@ -137,7 +137,7 @@ fn context_granules(session: &Session, device: usize) -> u64 {
 
 /// What the driver's kernel module takes for a context in addition, if the GPU keeps memory for the driver.
 fn unattributed_granules(session: &Session, device: usize) -> u64 {
-    let keeps = session.sim.lock().devices[session.devices[device].index].reserved_bytes() > 0;
+    let keeps = session.sim.lock().devices[session.devices[device].index()].reserved_bytes() > 0;
     if keeps { granules(u64::from(UNATTRIBUTED_MIB) << 20) } else { 0 }
 }
 

@@ -36,16 +36,16 @@ driver_api! {
     }
 
     /// The GPU's, also for a MIG device; the second form gives the MIG device's own.
-    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.gpu_uuid.0)?) }
+    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.gpu_uuid().0)?) }
 
-    fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.uuid.0)?) }
+    fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.uuid().0)?) }
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
         Ok(bytes.set(session()?.device(device)?.total_bytes as usize)?)
     }
 
     fn cuDeviceGetPCIBusId(text: TextBuffer, length: i32, device: i32) {
-        let name = pci_name(session()?.device(device)?.index);
+        let name = pci_name(session()?.device(device)?.index());
         let complete = text.write(usize::try_from(length).unwrap_or(0), &name)?;
         if complete { Ok(()) } else { Err(CuError::INVALID_VALUE) }
     }
@@ -54,7 +54,7 @@ driver_api! {
         let session = session()?;
         // Programs write the domain with 4 or 8 digits, or leave it out.
         let wanted = text.get()?.to_ascii_lowercase();
-        let found = session.devices.iter().position(|d| wanted.ends_with(&pci_name(d.index)["0000:".len()..]));
+        let found = session.devices.iter().position(|d| wanted.ends_with(&pci_name(d.index())["0000:".len()..]));
         Ok(device.set(found.ok_or(CuError::INVALID_DEVICE)? as i32)?)
     }
 

@@ -2,6 +2,7 @@
 //! nothing.
 
 use super::address_space::{Allocation, Kind};
+use super::checkpoint::shares;
 use super::execution::Object;
 use super::session::session;
 use super::{CuError, CuResult, driver_api};
@@ -68,10 +69,11 @@ fn import_event(handle: EventHandle) -> CuResult<u64> {
 fn export(address: u64) -> CuResult<MemHandle> {
     let session = session()?;
     let mut inner = session.lock();
+    shares();
     let allocation = inner.addresses.get(address).filter(|a| a.kind == Kind::Device);
     let allocation = allocation.ok_or(CuError::INVALID_VALUE)?;
     let device = inner.contexts.device_of(allocation.context)?;
-    let device_uuid = session.devices[device].uuid.0;
+    let device_uuid = session.devices[device].uuid().0;
     let (slot, generation) = inner.account(device)?.0.identity();
     let size_bytes = allocation.size_bytes;
     Ok(MemHandle { magic: MAGIC, slot: slot as u64, generation, size_bytes, device_uuid, address, rest: 0 })
@@ -84,13 +86,14 @@ fn import(handle: MemHandle) -> CuResult<u64> {
     }
     let alive = session.sim.is_alive(handle.slot as usize, handle.generation);
     let mut inner = session.lock();
+    shares();
     let (context, device) = inner.current_device()?;
     let own = inner.account(device)?.0.identity() == (handle.slot as usize, handle.generation);
     // A process can't import from itself.
     if own {
         return Err(CuError::INVALID_CONTEXT);
     }
-    if !alive || !session.devices.iter().any(|d| d.uuid.0 == handle.device_uuid) {
+    if !alive || !session.devices.iter().any(|d| d.uuid().0 == handle.device_uuid) {
         return Err(MAP_FAILED);
     }
     let allocation = Allocation { size_bytes: handle.size_bytes, context, kind: Kind::Imported };

@@ -12,6 +12,7 @@ mod array;
 mod async_memory;
 mod attributes;
 mod capture;
+mod checkpoint;
 mod context;
 mod context_state;
 mod device;

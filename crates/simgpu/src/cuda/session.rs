@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
 
 use super::account::Account;
 use super::address_space::AddressSpace;
 use super::array::Arrays;
+use super::checkpoint;
 use super::context::Contexts;
 use super::execution::Objects;
 use super::graph::Graphs;
@@ -87,7 +88,7 @@ pub(super) fn init() -> CuResult {
     if devices.is_empty() {
         return Err(CuError::NO_DEVICE);
     }
-    let accounts = devices.iter().map(|d| Account::new(d.index, d.domain)).collect();
+    let accounts = devices.iter().map(|d| Account::new(d.index(), d.domain)).collect();
     SESSION.get_or_init(|| {
         mark_for_fork();
         let inner = Inner {
@@ -143,8 +144,14 @@ pub(super) fn session() -> CuResult<&'static Session> {
     // SAFETY: null, or the page of `mark_for_fork`: aligned, never unmapped, and a valid atomic also after the kernel wiped it.
     match unsafe { FORK_MARK.load(Ordering::Relaxed).as_ref() } {
         Some(mark) if mark.load(Ordering::Relaxed) == 0 => Err(CuError::NOT_INITIALIZED),
+        _ if checkpoint::is_locked() => Ok(session.once_unlocked()),
         _ => Ok(session),
     }
+}
+
+/// The session of this process, also while the process is locked: for calls about other processes.
+pub(super) fn initialized() -> CuResult<&'static Session> {
+    SESSION.get().ok_or(CuError::NOT_INITIALIZED)
 }
 
 /// The current context's number; 0: none.
@@ -167,6 +174,22 @@ impl Session {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+
+    /// The lock, if it is free.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        match self.inner.try_lock() {
+            Ok(inner) => Some(inner),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Waits as long as the process is locked for a checkpoint.
+    #[cold]
+    fn once_unlocked(&self) -> &Self {
+        drop(self.lock());
+        self
+    }
 }
 
 impl Inner {
@@ -184,8 +207,15 @@ impl Inner {
     /// Registers the process if it is not yet.
     pub(super) fn register(&mut self, sim: &'static Sim) -> CuResult {
         if self.registration.is_none() {
-            self.registration = Some(sim.register()?);
+            let registration = sim.register()?;
+            checkpoint::serve(initialized()?, registration.identity().0);
+            self.registration = Some(registration);
         }
         Ok(())
+    }
+
+    /// This process in the machine, once it has a context.
+    pub(super) fn registration(&self) -> Option<&Registration> {
+        self.registration.as_ref()
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn place(handle: u64) -> CuResult<Place> {
         PER_THREAD_HANDLE => of_this_thread(),
         other => other,
     };
-    let engine = EngineId { device: device.index, domain: device.domain };
+    let engine = EngineId { device: device.index(), domain: device.domain };
     Ok(Place { key: LineKey { context, stream }, engine, is_blocking: flags & NON_BLOCKING == 0 })
 }
 

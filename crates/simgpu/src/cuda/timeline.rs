@@ -228,6 +228,23 @@ impl Timeline {
         lines.lines.get(&key).is_none_or(Line::is_done)
     }
 
+    /// The lock, if all work is done.
+    pub(super) fn lock_idle(&self) -> Option<MutexGuard<'_, Lines>> {
+        let mut lines = self.lock();
+        let keys: Vec<LineKey> = lines.lines.keys().copied().collect();
+        for key in keys {
+            self.refresh(&mut lines, key);
+        }
+        lines.lines.values().all(Line::is_done).then_some(lines)
+    }
+
+    /// All lines end; work that is queued later gets others, on the GPU where the process is then. The caller has made sure that nothing
+    /// is queued.
+    pub(super) fn end_lines(&self, lines: &mut Lines) {
+        let keys: Vec<LineKey> = lines.lines.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.end(lines, key));
+    }
+
     /// A stream ends, when its work is done.
     pub(super) fn close(&'static self, key: LineKey) {
         let mut lines = self.lock();

@@ -105,7 +105,8 @@ fn copy(to: u64, from: u64, bytes: u64, stream: u64, is_async: bool) -> CuResult
     let is_on_device =
         |address| session.lock().addresses.containing(address).is_some_and(|(_, a)| a.kind != Kind::Managed);
     let is_within = is_on_device(to) && is_on_device(from);
-    let is_fast = session.devices.iter().any(|d| d.index == place.engine.device && d.model.capability.0 >= 9);
+    let is_fast =
+        session.devices.iter().any(|d| d.index() == place.engine.device && d.model.capability.0 >= 9);
     let bytes_per_us = match (is_within, is_fast) {
         (true, _) => DEVICE_BYTES_PER_US,
         (false, true) => FAST_LINK_BYTES_PER_US,

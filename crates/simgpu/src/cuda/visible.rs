@@ -1,5 +1,9 @@
 //! The devices that a process sees: `CUDA_VISIBLE_DEVICES`.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::GRANULE_BYTES;
 use crate::identity::{DeviceUuid, gpu_uuid, gpu_uuid_bytes};
 use crate::mig::{mig_uuid, mig_uuid_bytes, multiprocessors, nodes};
@@ -9,16 +13,14 @@ use crate::state::{SimGpu, StateGuard, WHOLE_GPU};
 /// A device as this process sees it: a GPU or a MIG device.
 #[derive(Debug, Clone)]
 pub(super) struct Visible {
-    /// Index of the GPU in the machine.
-    pub(super) index: usize,
+    /// Index of the GPU in the machine; another one after the process was restored there.
+    at: Arc<AtomicUsize>,
     /// The memory it uses.
     pub(super) domain: usize,
     pub(super) model: &'static Model,
     pub(super) name: String,
-    /// Of the GPU.
-    pub(super) gpu_uuid: DeviceUuid,
-    /// Of the device: the GPU's, or the MIG device's own.
-    pub(super) uuid: DeviceUuid,
+    /// Of the MIG device; none for a GPU.
+    mig_uuid: Option<DeviceUuid>,
     pub(super) total_bytes: u64,
     /// It reads pageable host memory by itself.
     pub(super) hmm: bool,
@@ -26,6 +28,26 @@ pub(super) struct Visible {
 }
 
 impl Visible {
+    /// Index of the GPU in the machine.
+    pub(super) fn index(&self) -> usize {
+        self.at.load(Relaxed)
+    }
+
+    /// It is this GPU of the machine from now on.
+    pub(super) fn is_at(&self, index: usize) {
+        self.at.store(index, Relaxed);
+    }
+
+    /// The UUID of the GPU.
+    pub(super) fn gpu_uuid(&self) -> DeviceUuid {
+        gpu_uuid_bytes(self.index(), self.model)
+    }
+
+    /// The UUID of the device: the GPU's, or the MIG device's own.
+    pub(super) fn uuid(&self) -> DeviceUuid {
+        self.mig_uuid.unwrap_or_else(|| self.gpu_uuid())
+    }
+
     /// Threads that can be resident at once: each has a stack.
     pub(super) fn resident_threads(&self) -> u64 {
         u64::from(self.multiprocessors) * self.model.threads_per_multiprocessor as u64
@@ -45,7 +67,7 @@ pub(super) fn select(state: &StateGuard, setting: Option<&str>) -> Vec<Visible> 
     let mut selected: Vec<Visible> = Vec::new();
     for entry in setting.split(',').map(str::trim) {
         let Some(device) = resolve(state, &there, entry) else { break };
-        if selected.iter().any(|d| d.uuid == device.uuid) {
+        if selected.iter().any(|d| d.uuid() == device.uuid()) {
             return Vec::new();
         }
         selected.push(device);
@@ -73,11 +95,11 @@ fn resolve(state: &StateGuard, there: &[usize], entry: &str) -> Option<Visible> 
 
 /// Either notation: `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>`.
 fn names_mig_device(state: &StateGuard, device: &Visible, entry: &str) -> bool {
-    let gpu = &state.devices()[device.index];
+    let gpu = &state.devices()[device.index()];
     gpu.mig_devices().into_iter().any(|(gi, ci, ..)| {
-        let new = mig_uuid(device.index, gpu, gi, ci);
-        let old = format!("MIG-{}/{gi}/{ci}", gpu_uuid(device.index, device.model));
-        let same = mig_uuid_bytes(device.index, gpu, gi, ci) == device.uuid;
+        let new = mig_uuid(device.index(), gpu, gi, ci);
+        let old = format!("MIG-{}/{gi}/{ci}", gpu_uuid(device.index(), device.model));
+        let same = mig_uuid_bytes(device.index(), gpu, gi, ci) == device.uuid();
         same && (entry.eq_ignore_ascii_case(&new) || entry.eq_ignore_ascii_case(&old))
     })
 }
@@ -89,14 +111,12 @@ fn whole(state: &StateGuard, index: usize) -> Option<Visible> {
         return None;
     }
     let model = device.model();
-    let uuid = gpu_uuid_bytes(index, model);
     Some(Visible {
-        index,
+        at: Arc::new(index.into()),
         domain: WHOLE_GPU,
         model,
         name: model.name.to_owned(),
-        gpu_uuid: uuid,
-        uuid,
+        mig_uuid: None,
         total_bytes: model.memory_bytes() - device.reserved_bytes(),
         hmm: device.hmm != 0,
         multiprocessors: model.multiprocessors as u32,
@@ -115,12 +135,11 @@ fn mig_devices(state: &StateGuard, index: usize) -> Vec<Visible> {
     )| {
         let domain = SimGpu::domain_of(gi);
         Visible {
-            index,
+            at: Arc::new(index.into()),
             domain,
             model,
             name: format!("{} MIG {}", model.name, compute.name),
-            gpu_uuid: gpu_uuid_bytes(index, model),
-            uuid: mig_uuid_bytes(index, device, gi, ci),
+            mig_uuid: Some(mig_uuid_bytes(index, device, gi, ci)),
             total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
             hmm: device.hmm != 0,
             multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,

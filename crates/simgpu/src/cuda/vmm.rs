@@ -327,6 +327,7 @@ driver_api! {
             return Err(CuError::NOT_SUPPORTED);
         }
         let mut inner = session()?.lock();
+        super::checkpoint::shares();
         let physical = inner.vmm.get(handle)?;
         let descriptor = match &physical.shared {
             // Exported before: one more descriptor of the same file.

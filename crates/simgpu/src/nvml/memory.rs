@@ -55,6 +55,13 @@ nvml_api! {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
         let (Memory { total, free, used }, reserved) = memory(device)?;
+        if let Target::Gpu(gpu) = target(device)?
+            && let Some((limit, held)) = gpu.swept().own_limit(gpu.index)
+        {
+            // Inside of the partition it is all there is.
+            let (used, free) = (held, limit.saturating_sub(held).min(free));
+            return Ok(info.set(MemoryV2 { version, total: limit, reserved: 0, free, used })?);
+        }
         Ok(info.set(MemoryV2 { version, total, reserved, free, used })?)
     }
 

@@ -10,6 +10,7 @@ mod events;
 mod export_table;
 mod faults;
 mod handle;
+mod limits;
 mod memory;
 mod mig;
 mod mig_calls;

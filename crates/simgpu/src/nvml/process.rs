@@ -16,6 +16,9 @@ use crate::time::now_ns;
 /// GPU or compute instance of a process outside MIG.
 const NO_INSTANCE: u32 = u32::MAX;
 
+/// `NVML_VALUE_NOT_AVAILABLE`: the driver does not know the memory of the process.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
 /// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -102,7 +105,14 @@ pub(super) fn running(target: &Target) -> Vec<Process> {
 }
 
 fn running_now(target: &Target) -> Vec<Process> {
-    holders(target).into_iter().filter(|process| process.pid != INVISIBLE).collect()
+    let mut visible = holders(target);
+    visible.retain(|process| process.pid != INVISIBLE);
+    match get(Setting::NoFigures) {
+        0 => {}
+        1 => visible.iter_mut().for_each(|process| process.used_bytes = NOT_AVAILABLE),
+        _ => visible.clear(),
+    }
+    visible
 }
 
 /// All that hold memory there, also those that this process can't see.

@@ -30,6 +30,7 @@ macro_rules! switches {
         /// Names of the rows.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
+        #[allow(dead_code, reason = "the CUDA library reads its rows itself")]
         pub(super) enum Setting { $(#[doc = $what] $id),* }
 
         pub(super) const SWITCHES: &[Switch] = &[
@@ -72,6 +73,15 @@ switches! {
     FiguresLagMs "figures_lag_ms" 0..=60000
         "how old the figures of processes may be, milliseconds"
         "the kernel's resource manager gathers them when asked, and no document bounds their age: an unkind assumption";
+    NoFigures "no_figures" 0..=2
+        "the memory of a process is NVML_VALUE_NOT_AVAILABLE (1), or no process is listed at all (2)"
+        "header at nvmlProcessInfo_t: always so under WDDM; NVIDIA's guide to CUDA on WSL: no list of processes; vGPU and confidential computing are inferred";
+    CheckpointMibPerS "checkpoint_mib_per_s" 0..=4000000
+        "the bandwidth between GPUs and host memory at checkpoints, MiB per second; 0 is unlimited"
+        "0 is no driver's figure but keeps tests short; cuda-checkpoint issue 29: about 5 GB/s on an H100 with PCIe 5";
+    CheckpointHostMib "checkpoint_host_mib" 0..=4000000
+        "the host memory that checkpointed processes may take in sum, MiB; 0 is unlimited"
+        "the kernel's limit on real machines; that a checkpoint without room fails the process is an unkind assumption";
     MigTrace "mig_trace" 0..=1
         "each MIG call is written to `mig-calls` next to this file: process and function"
         "no driver has it: a witness for tests";

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use super::checkpoint::Orders;
 use super::layout::{MAX_PROCESSES, SimState};
 use super::liveness::LivenessWord;
 use super::site::Site;
@@ -22,7 +23,7 @@ use crate::time::TimeRegion;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 7;
+const VERSION: u64 = 9;
 /// Long enough for the directories of tests and people.
 const HOME_LEN: usize = 512;
 
@@ -30,7 +31,7 @@ const HOME_LEN: usize = 512;
 const FILE_BYTES: u64 = (size_of::<Region>() as u64).next_multiple_of(4096);
 
 /// The file as mapped. Any bytes are a valid value. `magic`, `version` and `home` are written before the file gets its name and
-/// never change; `liveness` and `time` are atomic; the rest is in cells: Only the holder of `mutex` accesses `state`, and
+/// never change; `liveness`, `orders` and `time` are atomic; the rest is in cells: Only the holder of `mutex` accesses `state`, and
 /// `boot_id` is written under a lock on the file.
 #[repr(C)]
 struct Region {
@@ -42,6 +43,7 @@ struct Region {
     /// The directory in which the machine was made, NUL-terminated. Never changes.
     home: [u8; HOME_LEN],
     liveness: [LivenessWord; MAX_PROCESSES],
+    orders: [Orders; MAX_PROCESSES],
     state: UnsafeCell<SimState>,
     /// Much larger than all else, and hardly ever used in full: the file has holes.
     time: TimeRegion,
@@ -153,6 +155,15 @@ impl Sim {
         &self.region.liveness[slot]
     }
 
+    #[cfg_attr(
+        not(any(feature = "cuda", test)),
+        allow(dead_code, reason = "the CUDA library alone gives orders")
+    )]
+    /// Where the process in `slot` gets the orders of the checkpoint functions.
+    pub(crate) fn orders_of(&self, slot: usize) -> &'static Orders {
+        &self.region.orders[slot]
+    }
+
     /// The state of the engines, which the lock does not guard.
     pub(crate) fn time(&self) -> &'static TimeRegion {
         &self.region.time
@@ -246,6 +257,7 @@ impl Region {
             let spec = state.spec();
             init_mutex(self.mutex.get())?;
             self.liveness.iter().for_each(LivenessWord::reset);
+            self.orders.iter().for_each(Orders::reset);
             self.time.reset();
             state.power_on(&spec);
             fence(Ordering::SeqCst);

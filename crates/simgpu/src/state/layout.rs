@@ -1,5 +1,8 @@
 //! The layout of the state file.
 
+use super::checkpoint::ProcessState;
+use super::groups::{DEPTH, GroupIds};
+use super::limits::{GroupLimit, MAX_LIMITS};
 use crate::GRANULE_BYTES;
 use crate::models::{MODELS, Model};
 use crate::spec::{MAX_DEVICES, SpecDevice};
@@ -34,6 +37,8 @@ pub struct SimState {
     pub devices: [SimGpu; MAX_DEVICES],
     /// The processes.
     pub slots: [Slot; MAX_PROCESSES],
+    /// The memory limits of control groups.
+    pub(super) limits: [GroupLimit; MAX_LIMITS],
 }
 
 /// One GPU.
@@ -105,6 +110,8 @@ pub struct Slot {
     pub start_ticks: u64,
     /// Its pid namespace: with the pid and the start, its name in every namespace. 0 without `/proc`.
     pub pid_namespace: u64,
+    /// Its control groups at its last allocation on a GPU with limits, its own first.
+    pub(super) groups: GroupIds,
     /// Granules held in each domain of each device.
     pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
     /// Those of them that the driver's kernel module holds for the contexts of the process. NVML reports them as used on the device, and
@@ -112,6 +119,11 @@ pub struct Slot {
     pub unattributed_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
     /// Granules of memory that migrates, resident now in each domain of each device. The driver may evict them at any time.
     pub migrated_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
+    /// Its state for the checkpoint functions.
+    pub process_state: ProcessState,
+    /// While it is checkpointed: the granules of each device that are in host memory, and those of them that are the kernel module's.
+    pub(super) parked_granules: [u32; MAX_DEVICES],
+    pub(super) parked_unattributed: [u32; MAX_DEVICES],
 }
 
 impl Slot {
@@ -121,10 +133,27 @@ impl Slot {
         pid: 0,
         start_ticks: 0,
         pid_namespace: 0,
+        groups: [0; DEPTH],
         held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
         unattributed_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
         migrated_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
+        process_state: ProcessState::RUNNING,
+        parked_granules: [0; MAX_DEVICES],
+        parked_unattributed: [0; MAX_DEVICES],
     };
+
+    #[cfg(any(feature = "cuda", test))]
+    /// The devices that it has memory on, or had before its checkpoint.
+    pub(crate) fn was_on(&self) -> [bool; MAX_DEVICES] {
+        std::array::from_fn(|device| {
+            self.parked_granules[device] > 0 || self.held_granules[device].iter().any(|held| *held > 0)
+        })
+    }
+
+    /// Granules in host memory since its checkpoint.
+    pub(crate) fn parked(&self) -> u64 {
+        self.parked_granules.iter().map(|granules| u64::from(*granules)).sum()
+    }
 
     /// All that it has in a domain of a device.
     pub fn granules(&self, device: usize, domain: usize) -> u32 {
@@ -177,6 +206,7 @@ impl SimState {
             *device = SimGpu::new(spec);
         }
         self.slots = [Slot::FREE; MAX_PROCESSES];
+        self.clear_limits();
     }
 
     /// The driver's version.

@@ -1,6 +1,7 @@
 //! Processes that hold device memory.
 
 use super::file::{Sim, StateGuard};
+use super::groups;
 use super::layout::{MAX_PROCESSES, Slot};
 use super::pids;
 
@@ -41,12 +42,15 @@ impl Sim {
         let mut state = self.lock();
         let slot = self.take_free_slot(&state)?;
         self.liveness_of(slot).hold().ok()?;
+        self.orders_of(slot).reset();
         let generation = state.next_generation;
         state.next_generation += 1;
         state.slot_end = state.slot_end.max(slot as u32 + 1);
         let (pid, start_ticks) = (std::process::id(), pids::own_start_ticks());
         let pid_namespace = pids::own_namespace();
-        state.slots[slot] = Slot { generation, pid, start_ticks, pid_namespace, ..Slot::FREE };
+        // A limit that is set later counts it too.
+        let groups = if state.has_limits() { groups::own_groups() } else { Default::default() };
+        state.slots[slot] = Slot { generation, pid, start_ticks, pid_namespace, groups, ..Slot::FREE };
         Some(Registration { sim: self, slot, generation })
     }
 
@@ -102,6 +106,10 @@ impl Registration {
     pub fn used(&self, device: usize, domain: usize) -> u64 {
         self.sim.sweep(Some(self.slot));
         u64::from(self.sim.lock().devices[device].used_granules[domain])
+    }
+
+    pub(super) fn sim(&self) -> &'static Sim {
+        self.sim
     }
 
     pub(super) fn locked(&self) -> Result<StateGuard, ConsumeError> {
@@ -162,6 +170,9 @@ impl StateGuard {
     }
 
     fn try_take(&mut self, slot: usize, device: usize, domain: usize, granules: u64) -> bool {
+        if !self.is_within_limits(slot, device, granules) {
+            return false;
+        }
         let Ok(granules) = u32::try_from(granules) else { return false };
         let d = &self.devices[device];
         let free = d.capacity_granules[domain].saturating_sub(d.used_granules[domain]);

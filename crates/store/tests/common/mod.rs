@@ -10,7 +10,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cantle_store::{Database, Store};
+use cantle_store::{Database, ProjectRow, Store};
+use serde_json::Map;
 
 /// A database without tables.
 pub struct Fresh {
@@ -43,6 +44,20 @@ pub async fn run(url: &str, statement: &str) {
     let mut connection = sqlx::PgConnection::connect(url).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();
+}
+
+/// Makes a project without a quota.
+pub async fn make_project(store: &Store, id: &str, name: &str) {
+    let project = ProjectRow {
+        id: id.into(),
+        name: name.into(),
+        description: String::new(),
+        created_us: 1,
+        last_update_us: 1,
+        quota: None,
+        doc: Map::new(),
+    };
+    store.create_project(&project).await.unwrap();
 }
 
 impl Fresh {

@@ -14,10 +14,10 @@ mod lists;
 use std::collections::BTreeMap;
 
 use cantle_metrics::Fallback;
-use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_model::{Amounts, Cause, Measured, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
-    Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, OrderBy, ProjectRow, Scalar, Store,
-    StoreError, TagRule, TaskClaim, TaskEdit, TaskFilter, TaskKey, Terms, VictimTask, Which, may_follow,
+    Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, OrderBy, Scalar, Store, StoreError,
+    TagRule, TaskClaim, TaskEdit, TaskFilter, TaskKey, Terms, VictimTask, Which, may_follow,
 };
 use serde_json::Map;
 
@@ -62,16 +62,7 @@ impl Fixture {
     }
 
     async fn project(&self, name: &str, gpu: Option<Quota>) {
-        let row = ProjectRow {
-            id: name.into(),
-            name: name.into(),
-            description: String::new(),
-            created_us: 1,
-            last_update_us: 1,
-            quota: None,
-            doc: Map::new(),
-        };
-        self.store.create_project(&row).await.unwrap();
+        common::make_project(&self.store, name, name).await;
         if let Some(gpu) = gpu {
             let quota = ProjectQuota { gpu, ..ProjectQuota::default() };
             self.store.set_quota(name, Some(&quota), "", 1).await.unwrap();
@@ -116,6 +107,7 @@ fn half(task: &str, terms: Terms) -> TaskClaim {
         terms,
         exit_code: None,
         reason: None,
+        measured: Measured::default(),
     }
 }
 

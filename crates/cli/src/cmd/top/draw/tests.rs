@@ -23,6 +23,8 @@ fn task(id: &str, state: TaskStatus, reason: Option<&str>) -> TaskView {
         created: String::new(),
         started: None,
         ended: None,
+        time_limit_s: None,
+        array: None,
     }
 }
 
@@ -36,6 +38,7 @@ fn slice(task: &str, milli: u32, limit_gib: u64, used_gib: u64) -> SliceView {
         memory_used_bytes: used_gib * GIB,
         mig: None,
         enforcement: Some(Enforcement::MountNamespace),
+        enforced_by: Vec::new(),
         processes: vec![ProcessView { pid: 4711, memory_bytes: used_gib * GIB }],
     }
 }

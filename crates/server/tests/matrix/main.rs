@@ -4,16 +4,19 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 #![recursion_limit = "512"]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod page;
+mod writes;
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::Credentials;
 use cantle_store::{ModelRow, NewTask, Store, TaskFilter};
 use common::TestServer;
+use page::{Need, page};
 use serde_json::{Value, json};
 
-const PAGE: &str = include_str!("../../../docs/reference/rights.md");
 /// Those who call, and their rights in the project `vision`.
 const ROLES: [(&str, &[&str]); 8] = [
     ("nobody", &[]),
@@ -27,54 +30,6 @@ const ROLES: [(&str, &[&str]); 8] = [
 ];
 /// What a parameter is filled with.
 const FILLS: [&str; 5] = ["own", "visible", "hidden", "other kind", "nothing"];
-
-/// A need as the page words it.
-#[derive(Debug)]
-enum Need {
-    Free,
-    NoRun,
-    Everywhere(Vec<String>),
-    Object { act: String, is_task: bool, path: String },
-    Project { right: String, path: String, always: bool },
-    Copy,
-}
-
-fn need(text: &str) -> Need {
-    let path = || text.split('`').nth(1).unwrap_or_default().to_owned();
-    let first = || text.split(' ').next().unwrap().to_owned();
-    if text == "not a running task" {
-        Need::NoRun
-    } else if text.starts_with("manage for a priority")
-        || text.starts_with("a key")
-        || text.starts_with("the answer")
-        || text.starts_with("about the caller")
-        || text.starts_with("an agent: ")
-    {
-        Need::Free
-    } else if let Some(rights) = text.strip_suffix(" in all projects") {
-        Need::Everywhere(rights.split(" or ").map(str::to_owned).collect())
-    } else if text.contains(", or in that of the task") {
-        Need::Copy
-    } else if text.contains(" the task `") || text.contains(" the model `") {
-        Need::Object { act: first(), is_task: text.contains(" the task `"), path: path() }
-    } else if text.contains(" in the project ") {
-        let always = text.contains("or in all projects");
-        Need::Project { right: first(), path: path(), always }
-    } else {
-        panic!("the page says something that this test does not know: {text}")
-    }
-}
-
-fn page() -> Vec<(&'static str, Vec<Need>)> {
-    let rows = PAGE.lines().skip_while(|line| !line.starts_with("| endpoint |")).skip(2);
-    let rows = rows.take_while(|line| line.starts_with("| `"));
-    rows.map(|row| {
-        let mut cells = row.split(" | ");
-        let endpoint = cells.next().unwrap().trim_matches(['|', ' ', '`']);
-        (endpoint, cells.next().unwrap().split("; ").map(need).collect())
-    })
-    .collect()
-}
 
 /// Whose an object is, and where: what rights depend on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,16 +59,20 @@ struct World {
 
 impl World {
     async fn call(&self, who: &str, endpoint: &str, body: &Value) -> (u16, Value) {
+        let body = if endpoint == "events.add_batch" {
+            json!({"type": "log", "task": body["task"], "msg": "m"}).to_string()
+        } else {
+            body.to_string()
+        };
+        self.send(who, endpoint, body).await
+    }
+
+    async fn send(&self, who: &str, endpoint: &str, body: String) -> (u16, Value) {
         let request = self.http.post(format!("{}/{endpoint}", self.server.client.url()));
         let request = match (who, self.keys.get(who)) {
             ("run", _) => request.bearer_auth(&self.token),
             (_, Some(pair)) => request.basic_auth(&pair.access_key, Some(&pair.secret_key)),
             (_, None) => request,
-        };
-        let body = if endpoint == "events.add_batch" {
-            json!({"type": "log", "task": body["task"], "msg": "m"}).to_string()
-        } else {
-            body.to_string()
         };
         let answer = request.body(body).send().await.unwrap();
         (answer.status().as_u16(), answer.json().await.unwrap())
@@ -229,6 +188,9 @@ impl World {
             "events.scalar_metrics_iter_raw" => body["metric"] = json!({"metric": "m"}),
             // By its name: it need not exist.
             "cantle.set_quota" => (body["project"], body["quota"]) = (json!("vision/x"), json!({})),
+            "cantle.set_budget" => {
+                (body["project"], body["budget"]) = (json!("vision/x"), json!({"gpu_seconds": 3600}));
+            }
             _ => {}
         }
         body
@@ -262,6 +224,8 @@ fn may_object(role: &str, rights: &[&str], act: &str, at: At) -> bool {
         "read" => own || rights.contains(&"read"),
         // A run changes what was made in it.
         "change" => own || (role != "run" && rights.contains(&"manage")),
+        // An agent holds the tasks of its node, and does not own them.
+        "enter" => (own && role != "agent") || (role != "run" && rights.contains(&"manage")),
         "run" => (own && rights.contains(&"submit")) || (role != "run" && rights.contains(&"manage")),
         "manage" => role != "run" && rights.contains(&"manage"),
         _ => panic!("{act}"),

@@ -1,0 +1,103 @@
+//! Time limits. They are kept without the server: the limit and the start are in the task's record, so a task ends in time also
+//! when the server is away, and when the agent was started again.
+
+use std::time::Duration;
+
+use cantle_clearml::{TaskRequest, tasks};
+use cantle_model::TimeLimit;
+use cantle_node::clock::now_ms;
+use tokio::time::Instant;
+
+use super::run::Run;
+use crate::environment::Environment;
+use crate::task_record::{Stop, TaskRecord};
+
+/// How long a task may run. cantle's server knows the limits of its queues; from another server it is what the task asks for.
+pub(crate) fn limit_of(task: &tasks::Task) -> Option<TimeLimit> {
+    let asked = || TaskRequest::flow_of(&task.hyperparams).ok()?.time;
+    task.cantle_time_limit_s.or_else(asked)
+}
+
+/// The end of a run that began so long ago, by a clock that nobody sets; `None` if it has no limit.
+fn end(job: &TaskRecord, began: Instant) -> Option<Instant> {
+    began.checked_add(job.time_limit?.duration())
+}
+
+/// When a run of a former agent began. A clock that was set back meanwhile makes it no longer than its limit.
+pub(super) fn began(started_ms: Option<i64>, now: Instant) -> Instant {
+    let ran_ms = started_ms.map_or(0, |started_ms| now_ms().saturating_sub(started_ms));
+    let ran = Duration::from_millis(u64::try_from(ran_ms).unwrap_or(0));
+    now.checked_sub(ran).unwrap_or(now)
+}
+
+impl Run {
+    /// Its processes were started just now: its time begins.
+    pub(super) fn begin_time(&mut self, env: &Environment) {
+        self.entry_mut().job.started_ms = Some(now_ms());
+        self.keep_time(env);
+    }
+
+    /// The server has another limit for it.
+    pub(super) fn set_limit(&mut self, env: &Environment, limit: Option<TimeLimit>) {
+        // A server that names none does not know limits.
+        if limit.is_none() || limit == self.entry().job.time_limit {
+            return;
+        }
+        self.entry_mut().job.time_limit = limit;
+        self.keep_time(env);
+    }
+
+    /// Writes down how long it may run, and tells the planner by way of its lease.
+    fn keep_time(&self, env: &Environment) {
+        let job = &self.entry().job;
+        if let Err(error) = self.entry().dir.write(job) {
+            tracing::error!(%error, "the time limit of a task is not on disk");
+        }
+        let ends_ms = job.started_ms.zip(job.time_limit).map(|(started_ms, limit)| started_ms + limit.ms());
+        let noted = env.node.lock().and_then(|locked| match locked.lease(&job.lease)? {
+            Some(mut lease) if lease.ends_ms != ends_ms => {
+                lease.ends_ms = ends_ms;
+                locked.put(&lease)
+            }
+            _ => Ok(()),
+        });
+        if let Err(error) = noted {
+            tracing::warn!(%error, "the end of a task is not in its lease: no other task is planned up to it");
+        }
+    }
+
+    /// Stops it if its time is over, as gently as after a user's request.
+    pub(super) fn end_time(&mut self, env: &Environment, now: Instant) {
+        let Some(limit) = self.entry().job.time_limit else { return };
+        let is_over = end(&self.entry().job, self.began()).is_some_and(|end| now >= end);
+        if is_over && self.is_running_unstopped() && self.pre_stop().is_none() {
+            let why = limit.is_over();
+            env.note_in_task_log("time", self.entry(), &format!("stopped: {why}"));
+            self.stop(env, Stop::Enforced(why));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_has_the_last_word_on_a_limit() {
+        let asked = TaskRequest { time: "1h".parse().ok(), ..TaskRequest::default() };
+        let task = tasks::Task { hyperparams: asked.to_hyperparams(), ..tasks::Task::default() };
+        assert_eq!(limit_of(&task), "1h".parse().ok(), "ClearML's server knows no limits");
+        let task = tasks::Task { cantle_time_limit_s: "2h".parse().ok(), ..task };
+        assert_eq!(limit_of(&task), "2h".parse().ok());
+        assert_eq!(limit_of(&tasks::Task::default()), None);
+    }
+
+    #[test]
+    fn the_time_before_a_restart_of_the_agent_counts() {
+        let now = Instant::now();
+        assert_eq!(began(None, now), now);
+        assert_eq!(began(Some(now_ms() + 60_000), now), now, "the clock was set back");
+        let ran = now.duration_since(began(Some(now_ms() - 1000), now));
+        assert!(ran >= Duration::from_secs(1), "{ran:?}");
+    }
+}

@@ -1,0 +1,148 @@
+//! Where a task may come back, and how much host memory may be parked.
+
+use std::fs;
+use std::path::Path;
+
+use cantle_model::{
+    Bytes, ComputeRequest, Gpu, GpuRequest, Isolation, Lease, QueueSpec, QueueWant, Slice, Suspension, TaskId,
+};
+use cantle_runtime::files;
+use cantle_sched::{Policy, Waiting};
+
+use super::{Result, SuspendError, Suspender};
+use crate::clock::now_ms;
+use crate::store::{Locked, NodeStore};
+use crate::{NodeError, capacity};
+
+/// The file with the budget that the node's agent was given.
+const BUDGET: &str = "parked-memory";
+
+/// The budget of host memory for suspended tasks that the node's agent was given, in bytes; none if it was given none.
+///
+/// # Errors
+/// If it can't be read.
+pub fn budget(node: &NodeStore) -> Result<Option<u64>> {
+    Ok(files::read_json(&node.dir().join(BUDGET))?)
+}
+
+impl NodeStore {
+    /// Notes the budget of host memory for suspended tasks, in bytes; none: what the kernel calls available.
+    ///
+    /// # Errors
+    /// Names the file that can't be written.
+    pub fn set_parked_memory(&self, bytes: Option<u64>) -> Result<()> {
+        let path = self.dir().join(BUDGET);
+        match bytes {
+            Some(bytes) => Ok(files::write_json(&path, &bytes, files::Durability::Crash)?),
+            None => Ok(files::remove(&path)?),
+        }
+    }
+}
+
+/// The leases of suspended tasks, and since when each one is out with how much host memory.
+pub fn suspended(leases: &[Lease]) -> impl Iterator<Item = (&Lease, &Suspension)> {
+    // The lease of a task that has ended goes with the next decision.
+    let lives =
+        |lease: &&Lease| [Some(lease.owner), lease.leader].iter().flatten().any(cantle_runtime::alive);
+    leases.iter().filter(lives).filter_map(|lease| {
+        let suspension = lease.suspension.as_ref().filter(|suspension| suspension.is_suspended())?;
+        Some((lease, suspension))
+    })
+}
+
+/// Is there host memory for this much more?
+pub(super) fn check_room(locked: &Locked<'_>, lease: &Lease, needed: u64, budget: Option<u64>) -> Result<()> {
+    let parked = locked.leases()?.into_iter().filter_map(|lease| lease.suspension);
+    let parked: u64 = parked.map(|suspension| suspension.parked_bytes).sum();
+    let task = lease.task.clone();
+    if let Some(budget) = budget {
+        let free = budget.saturating_sub(parked);
+        if needed > free || budget == 0 {
+            let (needed, free, budget) = (Bytes(needed), Bytes(free), Bytes(budget));
+            return Err(SuspendError::Budget { task, needed, free, budget }.into());
+        }
+    }
+    // The kernel knows already of what is parked.
+    match available_bytes() {
+        Some(free) if needed > free => {
+            Err(SuspendError::HostMemory { task, needed: Bytes(needed), free: Bytes(free) }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the kernel calls available.
+fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string(Path::new("/proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+impl Suspender<'_> {
+    /// Reserves slices for a suspended task: where it was, else on another GPU of the same kind, or only on `to`.
+    pub(super) fn return_to(&self, lease: Lease, suspension: &Suspension, to: Option<&Gpu>) -> Result<Lease> {
+        let was_on = |gpu: &&Gpu| suspension.slices.iter().any(|slice| slice.gpu == gpu.uuid);
+        let mut candidates: Vec<&Gpu> = match to {
+            Some(to) => vec![to],
+            None => self.gpus.iter().filter(was_on).collect(),
+        };
+        if let Some(to) = to.filter(|to| !was_on(to)) {
+            self.refuse_move(&lease, to)?;
+        } else if to.is_none() {
+            let may = |gpu: &&Gpu| !was_on(gpu) && self.refuse_move(&lease, gpu).is_ok();
+            candidates.extend(self.gpus.iter().filter(may));
+        }
+        let mut why = "its GPU is not there".to_owned();
+        for gpu in candidates {
+            let locked = self.node.lock()?;
+            match self.place(&locked, &lease, &suspension.slices, std::slice::from_ref(gpu))? {
+                Ok(slices) => match self.is_free(gpu, suspension.parked_bytes)? {
+                    None => return super::reserve(&locked, lease, slices),
+                    Some(lack) => why = lack,
+                },
+                Err(lack) => why = lack,
+            }
+        }
+        Err(SuspendError::NoRoom { task: lease.task, why }.into())
+    }
+
+    /// A restore that meets a full GPU is final. So the driver is asked first; what it lacks.
+    fn is_free(&self, gpu: &Gpu, bytes: u64) -> Result<Option<String>> {
+        let free = self.driver.memory(&gpu.uuid)?.free_bytes;
+        let lacks = free < bytes;
+        Ok(lacks
+            .then(|| format!("GPU {} has {} free, and {} come back", gpu.index, Bytes(free), Bytes(bytes))))
+    }
+
+    /// Asks the scheduler for slices like these on one of `gpus`; the reason if there is no room.
+    pub(super) fn place(
+        &self,
+        locked: &Locked<'_>,
+        lease: &Lease,
+        like: &[Slice],
+        gpus: &[Gpu],
+    ) -> Result<Result<Vec<Slice>, String>> {
+        let bytes = like.first().map_or(0, |slice| slice.memory_limit_bytes);
+        let now = now_ms();
+        // For the scheduler it is another task: the one of that name has a lease already.
+        let waits_as = TaskId(format!("{}-resumed", lease.task));
+        let mut waiting = Waiting::new(waits_as, now).wanting(GpuRequest::Memory(Bytes(bytes)));
+        waiting.isolation = Isolation::Shared;
+        if let Some(share) = lease.compute {
+            waiting.compute = ComputeRequest {
+                mode: share.mode,
+                request: Some(share.request_milli),
+                limit: share.limit_milli.filter(|_| share.mode != cantle_model::ComputeMode::Strict),
+            };
+        }
+        let spec = QueueSpec { name: "resume".to_owned(), want: QueueWant::Task };
+        let leases = locked.sweep()?;
+        let world = capacity::describe(self.driver, locked.node(), "here", gpus, &leases);
+        let world = world.queue(spec, vec![waiting]).build();
+        let decided = cantle_decide::decide(&world, &Policy::default(), now).map_err(NodeError::from)?;
+        if let Some(wait) = decided.waits.into_iter().next() {
+            return Ok(Err(wait.reason.to_string()));
+        }
+        Ok(Ok(decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default()))
+    }
+}

@@ -1,0 +1,124 @@
+//! Which runs were within the quotas of their projects, and what projects lent, from the records of quotas.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_clearml::usage::UsageKey;
+use cantle_model::projects_above;
+use cantle_store::QuotaTime;
+use cantle_usage::{GpuPresence, Guarantee, Holding, MilliUs, Period, Sides, sides};
+
+use super::accounts::{Records, name_in};
+use crate::app::Call;
+use crate::clock::date;
+use crate::error::ApiError;
+use crate::gpu_times;
+
+/// The quotas of a period.
+pub(super) struct Quotas {
+    times: Vec<QuotaTime>,
+    /// Names of all projects, by id: what a run counts against may be hidden from the caller.
+    names: BTreeMap<String, String>,
+    /// The ids of projects with a quota, by name. A deleted project has its id for a name.
+    by_name: BTreeMap<String, usize>,
+}
+
+impl Quotas {
+    pub(super) async fn read(call: &Call, period: Period) -> Result<Self, ApiError> {
+        let times = call.store.quota_times(period.from_us, period.to_us).await?;
+        let names: BTreeMap<String, String> = match times.is_empty() {
+            true => BTreeMap::new(),
+            false => call.app.store.projects().await?.into_iter().map(|row| (row.id, row.name)).collect(),
+        };
+        let with: BTreeSet<String> = times.iter().map(|time| name_in(&names, &time.project)).collect();
+        let by_name = with.into_iter().enumerate().map(|(index, name)| (name, index)).collect();
+        Ok(Self { times, names, by_name })
+    }
+
+    /// The projects with a quota that a project counts against, itself first.
+    fn above(&self, project: &str) -> Vec<usize> {
+        let all = std::iter::once(project).chain(projects_above(project));
+        all.filter_map(|name| self.by_name.get(name).copied()).collect()
+    }
+
+    pub(super) fn sides(&self, records: &Records, parts: &[Period]) -> Sides {
+        if self.times.is_empty() {
+            return Sides::default();
+        }
+        let mut counted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut holdings = Vec::new();
+        for (run, row) in records.runs.iter().enumerate() {
+            let project = row.project.as_deref().unwrap_or_default();
+            let since_us = records.held(row).from_us;
+            for (period, slices) in records.parts(row).filter(|(_, slices)| !slices.is_empty()) {
+                let projects =
+                    counted.entry(project).or_insert_with(|| self.above(&name_in(&self.names, project)));
+                holdings.push(Holding {
+                    run,
+                    milli: slices.iter().map(|slice| u64::from(slice.milli.0)).sum(),
+                    is_kept: row.preemptible == Some(false),
+                    since_us,
+                    period,
+                    projects: projects.clone(),
+                });
+            }
+        }
+        let guarantee = |time: &QuotaTime| {
+            let name = name_in(&self.names, &time.project);
+            Guarantee {
+                project: self.by_name.get(&name).copied().unwrap_or_default(),
+                milli: time.deserved_milli,
+                period: Period { from_us: time.from_us, to_us: time.to_us.unwrap_or(records.now_us) },
+                is_topmost: self.above(&name).len() == 1,
+            }
+        };
+        let guarantees: Vec<Guarantee> = self.times.iter().map(guarantee).collect();
+        sides(parts, &holdings, &guarantees, &here(records))
+    }
+
+    /// What projects lent, by the keys of their lines; of those that the caller may see.
+    pub(super) fn lent(
+        &self,
+        records: &Records,
+        sides: &Sides,
+        parts: &[Period],
+        by: &[UsageKey],
+    ) -> BTreeMap<Vec<String>, MilliUs> {
+        let mut sums = BTreeMap::new();
+        if !has_lent(by) {
+            return sums;
+        }
+        let visible: BTreeSet<&str> = records.projects.values().map(String::as_str).collect();
+        for (name, index) in self.by_name.iter().filter(|(name, _)| visible.contains(name.as_str())) {
+            for ((_, part), lent) in sides.lent.range((*index, 0)..=(*index, usize::MAX)) {
+                let value = |key: &UsageKey| match key {
+                    UsageKey::Day => date(parts[*part].from_us, "%Y-%m-%d"),
+                    UsageKey::Month => date(parts[*part].from_us, "%Y-%m"),
+                    _ => name.clone(),
+                };
+                *sums.entry(by.iter().map(value).collect()).or_default() += lent;
+            }
+        }
+        sums
+    }
+}
+
+/// Whether lines by these keys have what was lent: it is a project's, and nobody else's.
+pub(super) fn has_lent(by: &[UsageKey]) -> bool {
+    by.contains(&UsageKey::Project)
+        && by.iter().all(|key| matches!(key, UsageKey::Project | UsageKey::Day | UsageKey::Month))
+}
+
+/// The GPUs that could take tasks, in thousandths, from these times on.
+fn here(records: &Records) -> Vec<(i64, u64)> {
+    let mut changes: BTreeMap<i64, i64> = BTreeMap::new();
+    for row in records.times_of.values().flatten().filter(|row| gpu_times::state(row) == GpuPresence::Here) {
+        *changes.entry(row.from_us).or_default() += 1000;
+        *changes.entry(row.to_us.unwrap_or(i64::MAX)).or_default() -= 1000;
+    }
+    let mut sum = 0;
+    let step = |(at_us, change): (i64, i64)| {
+        sum += change;
+        (at_us, sum.unsigned_abs())
+    };
+    changes.into_iter().map(step).collect()
+}

@@ -1,0 +1,172 @@
+//! What a task asks for when it enters a queue, apart from its size ([`super::sizes`]): how long it may run, and which tasks end
+//! before. It is read from the task's parameters, so that tasks of ClearML's SDK and clones have it, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_clearml::tasks::HyperParams;
+use cantle_clearml::times::{ExtendTask, NewTimeLimit, SetQueueTimes, ShortenTask};
+use cantle_clearml::{Empty, RequestedFlow, TaskRequest, subcode};
+use cantle_model::{After, Met, TimeLimit};
+use cantle_store::{AfterRow, QueueTimes, StoreError, TaskFilter, Wishes};
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use crate::app::Call;
+use crate::error::ApiError;
+use crate::rights::act::Run;
+use crate::rights::object::Task;
+use crate::rights::{Allowed, Right};
+use crate::routes::Routes;
+
+/// The most tasks that one waits for.
+const MOST_AFTER: usize = 100;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(set_queue_times);
+    routes.typed(|call, request: ExtendTask| extend(call, request));
+    routes.typed(|call, request: ShortenTask| shorten(call, request));
+}
+
+/// The wishes of a new task with these parameters, as far as its queue allows them.
+pub(super) async fn of_new(
+    call: &Call,
+    queue: &str,
+    id: &str,
+    params: Option<&Value>,
+) -> Result<Wishes, ApiError> {
+    let times = times_of(call, queue).await?;
+    let found = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
+    let RequestedFlow { notify, secrets, .. } = TaskRequest::flow_of(&found).unwrap_or_default();
+    super::notify::check_named(call, &notify).await?;
+    super::secrets::check_named(call, &secrets).await?;
+    Ok(Wishes { secrets, ..wishes(call, queue, times, id, params).await? })
+}
+
+/// Sets the wishes of tasks that are about to enter a queue.
+pub(super) async fn set(call: &Call, queue: &str, tasks: &[Allowed<Task, Run>]) -> Result<(), ApiError> {
+    let times = times_of(call, queue).await?;
+    let mut all = Vec::with_capacity(tasks.len());
+    let docs = call.store.params_by_task(tasks).await?;
+    for task in tasks {
+        let doc = docs.iter().find(|(id, _)| id == task.id());
+        super::secrets::give(call, task, doc.and_then(|(_, doc)| doc.get("hyperparams"))).await?;
+    }
+    for (id, doc) in docs {
+        let wishes = wishes(call, queue, times, &id, doc.get("hyperparams")).await?;
+        all.push((id, wishes));
+    }
+    call.store.set_wishes(&all).await?;
+    Ok(())
+}
+
+/// The limits of a queue, by its id.
+async fn times_of(call: &Call, queue: &str) -> Result<QueueTimes, ApiError> {
+    Ok(call.store.queue_times().await?.get(queue).copied().unwrap_or_default())
+}
+
+async fn wishes(
+    call: &Call,
+    queue: &str,
+    times: QueueTimes,
+    task: &str,
+    params: Option<&Value>,
+) -> Result<Wishes, ApiError> {
+    let params = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
+    let RequestedFlow { time: own, after, array, .. } = TaskRequest::flow_of(&params)
+        .map_err(|error| ApiError::invalid(error.to_string()).caused_by(error))?;
+    let time = own.or(times.default).or(times.max);
+    if let (Some(time), Some(max)) = (time, times.max)
+        && time > max
+    {
+        let names = call.store.queue_names().await?;
+        let name = names.iter().find(|(id, _)| id == queue).map_or(queue, |(_, name)| name);
+        let text = format!("queue {name} gives tasks at most {max}; this task asks for {time}");
+        return Err(ApiError::new(400, subcode::OVER_TIME, text));
+    }
+    Ok(Wishes { time, after: open(call, task, after.0).await?, array, ..Wishes::default() })
+}
+
+/// Those of the tasks to wait for that have not ended yet. What can never happen is refused.
+async fn open(call: &Call, task: &str, after: Vec<After>) -> Result<Vec<After>, ApiError> {
+    if after.is_empty() {
+        return Ok(after);
+    }
+    let refused = |text: String| ApiError::new(400, subcode::NEVER_MET, text);
+    if after.len() > MOST_AFTER {
+        let text = format!("after: {} tasks; a task waits for at most {MOST_AFTER}", after.len());
+        return Err(ApiError::invalid(text));
+    }
+    let mut ids = BTreeSet::new();
+    if let Some(twice) = after.iter().find(|after| !ids.insert(after.task.clone())) {
+        return Err(ApiError::invalid(format!("after: task {} is named twice", twice.task)));
+    }
+    if ids.contains(task) {
+        return Err(refused("a task cannot wait for itself".to_owned()));
+    }
+    let filter = TaskFilter { ids: ids.iter().cloned().collect(), ..TaskFilter::default() };
+    // An agent puts back what it took, and sees little else.
+    let found = match call.who.may_everywhere(Right::Serve) {
+        true => call.app.store.task_index(&filter).await?,
+        false => call.store.task_index(&call.seen(), filter).await?,
+    };
+    let mut found: BTreeMap<String, _> =
+        found.into_iter().map(|index| (index.id, (index.name, index.status))).collect();
+    let mut open = Vec::new();
+    for after in after {
+        // What the caller may not see is as if it did not exist.
+        let now = found.remove(&after.task).ok_or_else(|| StoreError::NoTask(after.task.clone()))?;
+        let (other, ending) = (after.task.clone(), after.ending);
+        let row = AfterRow { task: task.to_owned(), other, ending, now: Some(now) };
+        match row.met() {
+            Met::Yes => {}
+            Met::NotYet => open.push(after),
+            Met::Never => return Err(refused(format!("{} already", row.why_never(row.name())))),
+        }
+    }
+    let others: Vec<String> = open.iter().map(|after| after.task.clone()).collect();
+    if call.store.waits_for(&others, task).await? {
+        return Err(refused("the tasks would wait for each other, and never start".to_owned()));
+    }
+    Ok(open)
+}
+
+async fn set_queue_times(call: Call, request: SetQueueTimes) -> Result<Empty, ApiError> {
+    let SetQueueTimes { queue, max_time_s, default_time_s } = request;
+    let names = call.store.queue_names().await?;
+    let found = names.into_iter().find(|(id, name)| *id == queue || *name == queue);
+    let (id, name) = found
+        .ok_or_else(|| ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{queue}\"")))?;
+    let mut times = times_of(&call, &id).await?;
+    let limit = |what: &str, seconds: u64| match seconds {
+        0 => Ok(None),
+        _ => TimeLimit::of_seconds(seconds).map(Some).ok_or_else(|| {
+            ApiError::invalid(format!("{what}: {seconds} is not between 0 and {}", TimeLimit::MOST_S))
+        }),
+    };
+    if let Some(seconds) = max_time_s {
+        times.max = limit("max_time_s", seconds)?;
+    }
+    if let Some(seconds) = default_time_s {
+        times.default = limit("default_time_s", seconds)?;
+    }
+    if let (Some(default), Some(max)) = (times.default, times.max)
+        && default > max
+    {
+        let text = format!("queue {name} would give tasks {default} by default, and at most {max}");
+        return Err(ApiError::new(400, subcode::OVER_TIME, text));
+    }
+    call.store.set_queue_times(&id, times).await?;
+    Ok(Empty {})
+}
+
+async fn extend(call: Call, request: ExtendTask) -> Result<NewTimeLimit, ApiError> {
+    let (task, change) = (call.task(&request.task).await?, call.change(false, None, None));
+    let more = |was: TimeLimit| TimeLimit::of_seconds(was.seconds().checked_add(request.by_s)?);
+    Ok(NewTimeLimit { time_limit_s: call.store.extend(&task, &change, more).await? })
+}
+
+async fn shorten(call: Call, request: ShortenTask) -> Result<NewTimeLimit, ApiError> {
+    let (task, change) = (call.task(&request.task).await?, call.change(false, None, None));
+    let less = |was: TimeLimit| TimeLimit::of_seconds(was.seconds().checked_sub(request.by_s)?);
+    Ok(NewTimeLimit { time_limit_s: call.store.shorten(&task, &change, less).await? })
+}

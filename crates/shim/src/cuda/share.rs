@@ -1,0 +1,88 @@
+//! What a process shares with others: such a process cannot be suspended by drivers before 610, and whoever suspends has to know it.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use cantle_ledger::Uses;
+
+use super::vmm::Handle;
+use super::{Address, SUCCESS};
+use crate::function::Status;
+use crate::process::process;
+
+/// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle([u64; 8]);
+
+/// This process shares something from now on.
+pub(super) fn note() {
+    // A process without a slot in the ledger holds nothing.
+    if let Some(attachment) = process().and_then(|process| process.existing_attachment()) {
+        attachment.note_use(Uses::Shared);
+    }
+}
+
+fn noted(status: Status) -> Status {
+    if status == SUCCESS {
+        note();
+    }
+    status
+}
+
+pub(super) unsafe fn get_memory(
+    real: unsafe extern "C" fn(*mut c_void, Address) -> Status,
+    handle: *mut c_void,
+    address: Address,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { real(handle, address) })
+}
+
+pub(super) unsafe fn open_memory(
+    real: unsafe extern "C" fn(*mut Address, IpcHandle, c_uint) -> Status,
+    address: *mut Address,
+    handle: IpcHandle,
+    flags: c_uint,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { real(address, handle, flags) })
+}
+
+pub(super) unsafe fn get_event(
+    real: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Status,
+    handle: *mut c_void,
+    event: *mut c_void,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { real(handle, event) })
+}
+
+pub(super) unsafe fn open_event(
+    real: unsafe extern "C" fn(*mut *mut c_void, IpcHandle) -> Status,
+    event: *mut *mut c_void,
+    handle: IpcHandle,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { real(event, handle) })
+}
+
+pub(super) unsafe fn import(
+    real: unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> Status,
+    handle: *mut Handle,
+    shared: *mut c_void,
+    kind: c_int,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { super::vmm::import(real, handle, shared, kind) })
+}
+
+pub(super) unsafe fn export(
+    real: unsafe extern "C" fn(*mut c_void, Handle, c_int, u64) -> Status,
+    shared: *mut c_void,
+    handle: Handle,
+    kind: c_int,
+    flags: u64,
+) -> Status {
+    // SAFETY: the call contract; the arguments are passed unchanged.
+    noted(unsafe { super::export::export(real, shared, handle, kind, flags) })
+}
