@@ -4,7 +4,8 @@ import { signal } from "@preact/signals";
 import { ApiError, call, may, mayChange } from "./api";
 import { cantle } from "./cli";
 import { gpuAmount, gpus } from "./format";
-import { loadProjects, projects, queues } from "./live";
+import { loadProjects, projects, queueId } from "./live";
+import { fromTask, submit, submitLine } from "./submission";
 import type { ProjectQuota, TaskView } from "./types";
 
 export interface Action {
@@ -76,12 +77,6 @@ export function dequeue(task: TaskView): Action {
     cli: cantle("move", task.id, "--out"),
     run: () => call("tasks.dequeue", { task: task.id }),
   };
-}
-
-function queueId(name: string): string {
-  const queue = queues.value.find((candidate) => candidate.name === name);
-  if (!queue) throw new ApiError(404, `there is no queue ${name}`);
-  return queue.id;
 }
 
 /** Moves a waiting task to a position of its own queue; 0 is the front. */
@@ -167,32 +162,13 @@ interface WireTask {
   [field: string]: unknown;
 }
 
-/** What a task was made from, to make it again. */
-const CLONED = ["type", "project", "comment", "script", "container", "hyperparams", "configuration", "tags"];
-
-/** The command line that submits the same task again, read from its parameters. */
-export function submitLine(task: TaskView, wire: WireTask): string {
-  const params = wire.hyperparams?.["cantle"] ?? {};
-  const flags = ["gpu", "gpus", "gpu_memory", "mig_profile", "isolation", "compute"].flatMap((name) => {
-    const value = params[name]?.value;
-    return value ? [`--${name.replace("_", "-")}`, value] : [];
-  });
-  const command = JSON.parse(params["command"]?.value ?? "[]") as string[];
-  const queue = task.queue ?? "default";
-  const project = task.project ? ["--project", task.project] : [];
-  return cantle("submit", "--queue", queue, ...flags, "--name", task.name, ...project, "--", ...command);
-}
-
 /** Submits the same once more, as a new task. */
 export function clone(task: TaskView, wire: WireTask): Action {
-  const fields = Object.fromEntries(CLONED.filter((name) => wire[name] != null).map((name) => [name, wire[name]]));
+  const form = fromTask(wire, task.queue ?? "default", task.project ?? "");
   return {
     label: `run ${task.name} again`,
-    cli: submitLine(task, wire),
-    run: async () => {
-      const made = await call<{ id: string }>("tasks.create", { ...fields, name: task.name });
-      await call("tasks.enqueue", { task: made.id, queue_name: task.queue ?? "default" });
-    },
+    cli: submitLine(form),
+    run: () => submit(form),
   };
 }
 

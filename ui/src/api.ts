@@ -15,6 +15,9 @@ export function may(right: string, project: string | null = null): boolean {
   return trees.some((tree) => tree === "" || project === tree || (project?.startsWith(`${tree}/`) ?? false));
 }
 
+/** May the user of this page submit a task, in whatever project? */
+export const maySubmit = () => !readOnly.value && (session.value?.rights["submit"] ?? []).length > 0;
+
 /** May the user of this page stop, move or delete a task: is it theirs, or do they manage its project? */
 export const mayChange = (task: TaskView) => task.user === session.value?.user_name || may("manage", task.project);
 

@@ -29,6 +29,11 @@ export function duration(ms: number): string {
   return `${Math.floor(s / 86_400)} d ${Math.floor((s % 86_400) / 3600)} h`;
 }
 
+/** Seconds as hours: small numbers have three digits after the point. */
+export function hours(seconds: number): string {
+  return (seconds / 3600).toLocaleString("en", { maximumFractionDigits: seconds < 36_000 ? 3 : 1 });
+}
+
 export function age(time: string | null, now_ms: number): string {
   return time ? duration(now_ms - Date.parse(time)) : "";
 }

@@ -1,7 +1,7 @@
 // The state of the page, kept current by one event stream. Components read the signals; nothing else polls the server.
 
 import { batch, computed, signal } from "@preact/signals";
-import { call, resume } from "./api";
+import { ApiError, call, resume } from "./api";
 import type { EventView, NodeView, PoolView, ProjectView, QueueView, TaskView } from "./types";
 
 export const nodes = signal<NodeView[]>([]);
@@ -18,6 +18,12 @@ export const connection = signal<"connecting" | "live" | "lost">("connecting");
 
 /** Ticks once a second, for ages and waiting times. */
 export const now = signal(Date.now());
+
+export function queueId(name: string): string {
+  const queue = queues.value.find((candidate) => candidate.name === name);
+  if (!queue) throw new ApiError(404, `there is no queue ${name}`);
+  return queue.id;
+}
 
 /** Newest first: ids of tasks by time of creation. */
 export const taskList = computed(() => [...tasks.value.values()].sort((a, b) => (a.created < b.created ? 1 : a.created > b.created ? -1 : 0)));

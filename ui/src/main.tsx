@@ -6,12 +6,14 @@ import { Audit } from "./pages/Audit";
 import { Compare } from "./pages/Compare";
 import { Events } from "./pages/Events";
 import { Gpus } from "./pages/Gpus";
+import { New } from "./pages/New";
 import { Nodes } from "./pages/Nodes";
 import { Projects } from "./pages/Projects";
 import { Queues } from "./pages/Queues";
 import { Settings } from "./pages/Settings";
 import { TaskPage } from "./pages/Task";
 import { Tasks } from "./pages/Tasks";
+import { Usage } from "./pages/Usage";
 import { Login } from "./parts/Login";
 import { Shell } from "./parts/Shell";
 import { link, listen, path } from "./route";
@@ -29,12 +31,16 @@ function Page() {
       return <Queues />;
     case "tasks":
       return <Tasks />;
+    case "new":
+      return <New />;
     case "compare":
       return <Compare />;
     case "nodes":
       return <Nodes />;
     case "projects":
       return <Projects />;
+    case "usage":
+      return <Usage />;
     case "events":
       return <Events />;
     case "audit":

@@ -70,6 +70,8 @@ export interface TaskView {
   created: string;
   started: string | null;
   ended: string | null;
+  /** How long its run may last. */
+  time_limit_s?: number;
 }
 
 export interface QueueView {
@@ -168,6 +170,40 @@ export interface AuditView {
   subject: string;
   before: unknown;
   after: unknown;
+}
+
+/** A line of a report: `cantle.get_usage`. */
+export interface UsageLine {
+  kind: "allocated" | "free" | "faulty" | "away";
+  /** In the order in which the report is added up. */
+  keys: string[];
+  /** The task's, where it is added up by task. */
+  name?: string;
+  runs: number;
+  gpu_seconds: number;
+  /** Within the quotas of projects; the rest of what runs had is borrowed. */
+  guaranteed_gpu_seconds: number;
+  borrowed_gpu_seconds: number;
+  /** What others had of the project's quota; only in lines by project. */
+  lent_gpu_seconds: number | null;
+  memory_gib_seconds: number;
+  wait_median_s: number | null;
+  wait_p95_s: number | null;
+  given_up: number;
+  lost_gpu_seconds: number;
+  /** The part of their limits that runs had at their peaks. */
+  memory_peak: number | null;
+}
+
+/** A task that would have fitted into a smaller share: `cantle.get_advice`. */
+export interface AdviceView {
+  project: string | null;
+  name: string;
+  milli: number;
+  enough_milli: number;
+  peak_bytes: number;
+  runs: number;
+  spare_gpu_seconds: number;
 }
 
 /** A run of a task: `cantle.get_runs`. */

@@ -2,6 +2,7 @@ import { call } from "../api";
 import { clock, duration, gpuAmount, stateWord } from "../format";
 import { now } from "../live";
 import { Says } from "../parts/Says";
+import { Table } from "../parts/Table";
 import { useAsked } from "../results/useAsked";
 import { link } from "../route";
 import type { RunView, TaskView } from "../types";
@@ -26,34 +27,21 @@ export function Runs({ task }: { task: TaskView }) {
   return (
     <section class="card" aria-labelledby="runs">
       <h2 id="runs">Runs</h2>
-      <div class="wide" tabIndex={0}>
-        <table data-testid="runs">
-          <thead>
-            <tr>
-              {["Run", "State", "Node", "Share", "Started", "Ran", "How it ended"].map((head) => (
-                <th key={head} scope="col">
-                  {head}
-                </th>
-              ))}
-            </tr>
-          </thead>
-          <tbody>
-            {[...runs].reverse().map((run) => (
-              <tr key={run.run} data-run={run.run}>
-                <th scope="row">{run.started ? <a href={link(`tasks/${task.id}`, { run: String(run.run) })}>{run.run}</a> : run.run}</th>
-                <td>{run.outcome ? (GIVEN_UP.includes(run.outcome) ? "given up" : stateWord(run.outcome)) : stateWord("in_progress")}</td>
-                <td>{run.node}</td>
-                <td>{run.milli > 0 && gpuAmount(run.milli)}</td>
-                <td>{run.started && <time dateTime={run.started}>{clock(run.started)}</time>}</td>
-                <td>{run.started && duration((run.ended ? Date.parse(run.ended) : now.value) - Date.parse(run.started))}</td>
-                <td>
-                  <Ending run={run} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table testid="runs" heads={["Run", "State", "Node", "Share", "Started", "Ran", "How it ended"]}>
+        {[...runs].reverse().map((run) => (
+          <tr key={run.run} data-run={run.run}>
+            <th scope="row">{run.started ? <a href={link(`tasks/${task.id}`, { run: String(run.run) })}>{run.run}</a> : run.run}</th>
+            <td>{run.outcome ? (GIVEN_UP.includes(run.outcome) ? "given up" : stateWord(run.outcome)) : stateWord("in_progress")}</td>
+            <td>{run.node}</td>
+            <td>{run.milli > 0 && gpuAmount(run.milli)}</td>
+            <td>{run.started && <time dateTime={run.started}>{clock(run.started)}</time>}</td>
+            <td>{run.started && duration((run.ended ? Date.parse(run.ended) : now.value) - Date.parse(run.started))}</td>
+            <td>
+              <Ending run={run} />
+            </td>
+          </tr>
+        ))}
+      </Table>
     </section>
   );
 }

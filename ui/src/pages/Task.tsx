@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { type WireTask, canRequeue, canStop, clone, dequeue, requeue, stop } from "../actions";
-import { ApiError, call } from "../api";
+import { ApiError, call, maySubmit } from "../api";
 import { cantle } from "../cli";
 import { bytes, clock, duration, gpuAmount } from "../format";
 import { fetchTask, nodes, now, tasks } from "../live";
@@ -141,6 +141,7 @@ function Facts({ task }: { task: TaskView }) {
     ["Share", task.milli ? gpuAmount(task.milli) : null],
     ["Limit", task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : null],
     ["Exit code", task.exit_code === null ? null : String(task.exit_code)],
+    ["Time limit", task.time_limit_s ? duration(task.time_limit_s * 1000) : null],
     ["Ran", task.started ? duration((task.ended ? Date.parse(task.ended) : now.value) - Date.parse(task.started)) : null],
   ];
   return (
@@ -261,6 +262,11 @@ export function TaskPage({ id, tab }: { id: string; tab: string }) {
           )}
           {canRequeue(task) && <ActionButton action={requeue(task)}>Requeue</ActionButton>}
           {wire?.hyperparams?.["cantle"] && <ActionButton action={clone(task, wire)}>Run again</ActionButton>}
+          {maySubmit() && (
+            <a class="button" href={link("new", { from: id })}>
+              Run again with changes
+            </a>
+          )}
         </div>
       </div>
       <Tabs id={id} tab={tab} />

@@ -1,7 +1,8 @@
-import { session } from "../api";
+import { maySubmit, session } from "../api";
 import { ActionButton, Filter, Select, usePageCli } from "../parts/Controls";
 import { canRequeue, canStop, requeue, stop } from "../actions";
 import { cantle } from "../cli";
+import { saveCsv } from "../csv";
 import { age, bytes, clock, gpus, plural, stateWord } from "../format";
 import { now, queues, taskList } from "../live";
 import { type Column, Rows } from "../parts/Rows";
@@ -106,17 +107,7 @@ function cliOfFilters(): string {
   return cantle("tasks", ...flags);
 }
 
-/** What a table shows, as a file for a spreadsheet. */
-function saveCsv(tasks: TaskView[]): void {
-  const fields = ["id", "name", "user", "project", "queue", "state", "node", "milli", "memory_limit_bytes", "created", "started", "ended", "exit_code", "reason"] as const;
-  const cell = (value: unknown) => `"${String(value ?? "").replaceAll('"', '""')}"`;
-  const lines = [fields.join(","), ...tasks.map((task) => fields.map((field) => cell(task[field])).join(","))];
-  const anchor = document.createElement("a");
-  anchor.href = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "text/csv" }));
-  anchor.download = "tasks.csv";
-  anchor.click();
-  URL.revokeObjectURL(anchor.href);
-}
+const FIELDS = ["id", "name", "user", "project", "queue", "state", "node", "milli", "memory_limit_bytes", "created", "started", "ended", "exit_code", "reason"] as const;
 
 export function Tasks() {
   usePageCli(cliOfFilters());
@@ -140,7 +131,12 @@ export function Tasks() {
               Compare {picked().length} tasks
             </a>
           )}
-          <button type="button" onClick={() => saveCsv(shown)}>
+          {maySubmit() && (
+            <a class="button" href={link("new")}>
+              New task
+            </a>
+          )}
+          <button type="button" onClick={() => saveCsv("tasks.csv", [[...FIELDS], ...shown.map((task) => FIELDS.map((field) => task[field]))])}>
             CSV
           </button>
         </div>

@@ -12,6 +12,7 @@ export const PAGES = [
   ["tasks", "Tasks", "t"],
   ["projects", "Projects", "p"],
   ["nodes", "Nodes", "n"],
+  ["usage", "Usage", "u"],
   ["events", "Events", "e"],
   ["audit", "Audit", "a"],
   ["settings", "Settings", "s"],
