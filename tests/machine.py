@@ -163,6 +163,14 @@ class Machine:
         else:
             path.unlink(missing_ok=True)
 
+    def model(self, *rows):
+        """What is different about the driver from now on; see crates/simgpu/README.md."""
+        self.path(STATE / "sim/model").write_text("".join(f"{row}\n" for row in rows))
+
+    def checkpoints(self):
+        """The processes that the driver has locked or checkpointed, or lost."""
+        return self._witness.ask()["checkpoints"]
+
     def driver(self):
         """The version of its driver, as the kernel's part of it tells."""
         return re.search(r"Kernel Module +(\S+)", self.path("/proc/driver/nvidia/version").read_text())[1]

@@ -41,10 +41,15 @@ def own_pool():
     must(cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), ctypes.c_size_t(SMALL), pool, stream))
 
 
-def large():
-    """Of a size that the filter settles at once, and given back."""
-    take(stream, 128 << 10)
+def middle(size=1 << 20):
+    """Allocated and given back: two calls."""
+    take(stream, size)
     must(cuda.cuMemFreeAsync(pointer, stream))
+
+
+def large():
+    """Of a size that the filter settles at once: more than a pool grows by in one step."""
+    middle(48 << 20)
 
 
 def freed():
@@ -61,6 +66,10 @@ if way is own_pool:
 for _ in range(CALLS if way is freed else 1):
     take(stream)
     kept.append(ctypes.c_void_p(pointer.value))
+if way is middle:
+    # The simulated driver's pools grow by what is asked for, real ones by 32 MiB.
+    take(stream, 64 << 20)
+    must(cuda.cuMemFreeAsync(pointer, stream))
 before = counted()
 for _ in range(CALLS):
     way()

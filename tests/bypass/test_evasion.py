@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, MIB, NOBODY
+from conftest import CANTLE, CONTEXT, HERE, LIBCUDA, LIMIT, MIB, NOBODY
 
 HELD = 2000
 # Per process over the limit, in MiB.
@@ -183,6 +183,42 @@ def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
     assert_ended_in_time(running, machine)
 
 
+@pytest.mark.clock
+def test_nobody_is_ended_for_a_process_that_was_put_into_its_group(machine, neighbor, copy):
+    """A program of root moves the evader into the neighbor's group. It descends from its own task, which is ended for it."""
+    running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
+    assert running.record() == {"waiting": True}
+    evader = next(pid for pid in processes_of("evade.py") if pid != running.child.pid and descends_from(pid, running.child.pid) and is_program(pid))
+    with open(f"{neighbors_group(neighbor)}/cgroup.procs", "w") as group:
+        group.write(str(evader))
+    running.child.stdin.write("\n")
+    running.child.stdin.flush()
+    assert running.record()["granted"] == 2 * LIMIT
+    assert_ended_in_time(running, machine)
+    said = running.child.stderr.read()
+    assert "is in the control group of" in said and "it counts for" in said, said
+
+
+def test_pages_that_somebody_cuts_short_end_no_cantle(machine):
+    """A program of root outside shortens the files of compute shares, again and again. `cantle run`, which arbitrates, goes on; its task, too."""
+    command = [CANTLE, "run", "--gpu", "0.25", "--compute", "fair", "--", "sh", "-c", "echo here; read line; exit 7"]
+    running = machine.start(command, slice_bytes=None)
+    assert running.child.stdout.readline() == "here\n"
+    (slice_dir,) = machine.path("/run/cantle/node/slices").iterdir()
+    length = (slice_dir / "grant").stat().st_size
+    for _ in range(50):
+        for name in ("grant", "launches"):
+            os.truncate(slice_dir / name, 0)
+        time.sleep(0.01)
+    deadline = time.monotonic() + 10
+    while (slice_dir / "grant").stat().st_size != length and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (slice_dir / "grant").stat().st_size == length, "the arbiter writes its page again"
+    running.child.stdin.write("go on\n")
+    running.child.stdin.flush()
+    assert running.child.wait(timeout=60) == 7, running.child.stderr.read()
+
+
 def test_who_fills_the_memory_of_the_node_is_ended(machine, neighbor, copy):
     running = machine.start([sys.executable, HERE / "evade.py", "grow", copy, 0])
     assert running.record() == {"granted": 0}
@@ -230,10 +266,14 @@ def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
     running.child.wait(timeout=120)
 
 
+def processes_of(word):
+    found = subprocess.run(["pgrep", "-f", word], capture_output=True, text=True, check=True).stdout.split()
+    return [int(pid) for pid in found]
+
+
 def neighbors_task(neighbor):
     """The first process of the neighbor's task: below its `cantle run`."""
-    found = subprocess.run(["pgrep", "-f", "holder.py"], capture_output=True, text=True, check=True).stdout.split()
-    return next(pid for pid in found if int(pid) != neighbor.child.pid and descends_from(int(pid), neighbor.child.pid))
+    return next(pid for pid in processes_of("holder.py") if pid != neighbor.child.pid and descends_from(pid, neighbor.child.pid))
 
 
 def neighbors_group(neighbor):
@@ -245,6 +285,11 @@ def neighbors_group(neighbor):
     if mount is None or group == "/":
         pytest.skip("no group of version 2 can be made here")
     return mount + group
+
+
+def is_program(pid):
+    """The task's own, not one of cantle's that has its command line among its words."""
+    return "python" in os.readlink(f"/proc/{pid}/exe")
 
 
 def descends_from(pid, ancestor):

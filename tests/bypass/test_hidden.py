@@ -1,19 +1,24 @@
 """Memory that the driver takes on its own account is the slice's too, although no hook sees it."""
 
+import json
 import sys
 import time
 
 import pytest
 
-from conftest import CONTEXT, HERE, LIMIT, MIB
+from conftest import CANTLE, CONTEXT, HERE, LIMIT, MIB
 
 HEAP_MIB = 40
 CAPACITY = 40960 * MIB
 
 
 class Program:
-    def __init__(self, machine):
-        self.running = machine.start([sys.executable, HERE / "heap.py"])
+    """In a slice of which this is kept for modules (MiB)."""
+
+    def __init__(self, machine, reserve=None):
+        flags = ["--module-reserve", f"{reserve}Mi"] if reserve else []
+        slice_of = [CANTLE, "run", "--gpu-memory", f"{LIMIT // MIB}Mi", *flags, "--"]
+        self.running = machine.start([*slice_of, sys.executable, HERE / "heap.py"], None)
 
     def tell(self, command):
         print(command, file=self.running.child.stdin, flush=True)
@@ -98,6 +103,30 @@ def test_a_neighbor_is_not_hurt(machine, neighbor):
     assert program.running.child.wait(timeout=120) == 137
     assert "it holds 4.39 GiB of GPU 0, its limit is 4 GiB" in program.running.child.stderr.read()
     assert machine.used() == others
+
+
+def test_what_is_kept_for_modules_is_theirs(machine, neighbor):
+    """On a card that is let to the last byte, a program fills its slice, then loads cuBLAS and cuDNN: there is room for them. Of more
+    allocations it gets CUDA's own error."""
+    others, reserve = machine.used(), 640
+    program = Program(machine, reserve)
+    assert program("look")["free"] == LIMIT - CONTEXT - reserve * MIB, "kept from the start"
+    assert program("fill")["granted"] == LIMIT - CONTEXT - reserve * MIB
+    program("module 600")
+    assert machine.used() == others + LIMIT - 40 * MIB
+    time.sleep(3)
+    assert program("fill")["granted"] == 0
+    assert program.running.end() == 0
+
+
+def test_limits_show_what_is_kept_for_modules(machine):
+    """At most half of a slice; nothing of a whole GPU, whose program hurts nobody."""
+    limits = [CANTLE, "run", "--quiet", "--gpu", "0.5", "--module-reserve", "1Gi", "--", CANTLE, "--output", "json", "limits"]
+    for part, expected in (("0.5", 1024 * MIB), ("0.025", 512 * MIB), ("1", 0)):
+        command = [part if word == "0.5" else word for word in limits]
+        out, err = machine.start(command, None).child.communicate(timeout=120)
+        (item,) = json.loads(out)["items"]
+        assert item["modules_bytes"] == expected <= item["memory_used_bytes"] and item["enforced"], (part, item, err)
 
 
 def test_what_no_module_takes_is_not_borne(machine):

@@ -12,6 +12,8 @@ NO_PERMISSION = 4
 INVALID_VALUE, NOT_SUPPORTED = 1, 801
 HOOKS = (ROOT / "crates/shim/src/nvml/mod.rs").read_text()
 REFUSED = re.search(r"refusing NO_PERMISSION: \[(.*?)\]", HOOKS, re.DOTALL)[1].split()
+# Before the functions for checkpoints.
+OLD_DRIVER = {"gpus": GPU, "driver": "565.57.01"}
 NEW_DRIVER = {"gpus": GPU, "driver": "620.35.02"}
 # Values of CUmemLocationType that CUDA 13.5 does not have, or gives no memory of a GPU or of the host.
 HOST, DEVICE, UNSET = ["2", "3", "4"], ["1", "6"], "0"
@@ -51,12 +53,14 @@ def test_an_unknown_location_control(machine):
     assert outside == {kind: 0 if kind in known else INVALID_VALUE for kind in outside}
 
 
+@pytest.mark.parametrize("machine", [OLD_DRIVER], indirect=True)
 def test_a_process_resumes_where_it_is_charged(machine):
-    """What passes gets the answer of the simulated driver, which suspends nothing."""
+    """What passes gets the answer of a driver that suspends nothing."""
     inside = answers(machine, "restore")
     passes = dict.fromkeys(["none", "same", "into"], NOT_SUPPORTED)
     assert inside == {**passes, **dict.fromkeys(["out", "foreign"], INVALID_VALUE)}
 
 
+@pytest.mark.parametrize("machine", [OLD_DRIVER], indirect=True)
 def test_a_process_resumes_where_it_is_charged_control(machine):
     assert set(answers(machine, "restore", limit=None).values()) == {NOT_SUPPORTED}

@@ -109,7 +109,16 @@ def test_a_capture_in_a_full_slice_is_recorded(machine):
     assert running.end() == 0
 
 
-def test_memory_that_a_descriptor_keeps_is_charged(machine):
+def test_memory_that_a_descriptor_keeps_stays_charged(machine):
+    """Until the descriptor is closed, whether a handle or a mapping was the last of it."""
+    running = machine.start([sys.executable, HERE / "unkind.py", "exported_and_kept", LIMIT], LIMIT)
+    record = running.record()
+    assert record["granted"] == (LIMIT - CONTEXT) // CHUNK * CHUNK and record["refused"] == 2, record
+    assert machine.used() <= LIMIT
+    assert running.end() == 0
+
+
+def test_memory_that_the_driver_keeps_is_charged(machine):
     """No hook sees how long it lives: the watchdog does, from the driver's own figures."""
     running = machine.start([sys.executable, HERE / "unkind.py", "exported", LIMIT], LIMIT, env={"UNKIND": "exported"})
     record = running.record()

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,8 @@ way, limit = sys.argv[1], int(sys.argv[2])
 cuda = ctypes.CDLL("libcuda.so.1")
 context, stream, pool, pointer = (ctypes.c_void_p() for _ in range(4))
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
+# Of exported memory.
+descriptors = []
 
 
 class PoolProperties(ctypes.Structure):
@@ -56,6 +59,7 @@ def exported_and_released(size=CHUNK):
     if not status:
         must(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, ctypes.c_uint64(0)))
         must(cuda.cuMemRelease(handle))
+        descriptors.append(descriptor.value)
     return status
 
 
@@ -72,10 +76,40 @@ def exported():
 
 
 def exported_without_end():
-    """As much again as the slice, as fast as it goes."""
+    """As much again as the slice, as fast as it goes, kept by copies of the descriptors."""
     for _ in range(60):
         must(exported_and_released(2 * CHUNK))
+        os.dup(descriptors[-1])
+        os.close(descriptors.pop())
     return 60 * 2 * CHUNK, 0
+
+
+def exported_and_kept():
+    """Exported and released until it is refused. Then half of the descriptors are closed, and as much is had again, this time mapped at first."""
+    first = fill(exported_and_released)
+    assert first[1], first
+    for _ in range(len(descriptors) // 2):
+        os.close(descriptors.pop())
+    before = len(descriptors)
+    again = fill(exported_mapped_and_released)
+    assert first == ((before + again[0] // CHUNK) * CHUNK, again[1]), (first, before, again)
+    while descriptors:
+        os.close(descriptors.pop())
+    return fill(lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(CHUNK)))
+
+
+def exported_mapped_and_released():
+    handle, descriptor, address = ctypes.c_ulonglong(), ctypes.c_int(), ctypes.c_ulonglong()
+    size, zero, properties = ctypes.c_size_t(CHUNK), ctypes.c_uint64(0), Properties(1, 1, 1, 0)
+    status = cuda.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(properties), zero)
+    if not status:
+        must(cuda.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero))
+        must(cuda.cuMemMap(address, size, ctypes.c_size_t(0), handle, zero))
+        must(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, zero))
+        must(cuda.cuMemRelease(handle))
+        must(cuda.cuMemUnmap(address, size))
+        descriptors.append(descriptor.value)
+    return status
 
 
 def fill(take):

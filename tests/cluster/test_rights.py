@@ -22,6 +22,8 @@ IMPLIED = {"cantle-node create gpus.cantle.dev"}
 # No role grants these, and nothing needs them: test_scheduling.py shows that the first is refused. kube-scheduler looks for an authority whose
 # clients may call its own endpoints, and starts without one.
 REFUSED = {"cantle-node list secrets"} | {f"cantle-scheduler {verb} configmaps extension-apiserver-authentication kube-system" for verb in ("get", "list", "watch")}
+# Granted by a role of Kubernetes' own, system:kube-scheduler. A scheduler that loses its lease while its chart is removed is refused the event.
+LEAVING = {"cantle-scheduler create events cantle-system"}
 
 
 @whole_run
@@ -40,7 +42,7 @@ def test_nothing_is_refused():
     # Granted rights are refused too, for a moment: while the chart's roles go before its pods, and when the API server has just started.
     # Of those of Kubernetes' own roles it is known by the calls that were permitted.
     lacking = {str(call) for call in refused - calls if not any(right.covers(call) for right in rights.granted())}
-    assert sorted(lacking) == sorted(REFUSED)
+    assert sorted(call for call in lacking if " ".join(call.split()) not in LEAVING) == sorted(REFUSED)
 
 
 def test_a_right_that_nobody_uses_is_seen(tmp_path):

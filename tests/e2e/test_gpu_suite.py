@@ -8,8 +8,9 @@ import pytest
 from conftest import ROOT
 
 # The checks that it skips here: kernels, frameworks, and a second GPU.
-SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "training", "triton", "a_graph_of", "each_card", "whole_cards",
-           "a_captured_step", "modules_beside", "suspended_and_resumed"}
+SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "steps_take", "triton", "a_graph_of", "each_card", "whole_cards",
+           "a_captured_step", "modules_beside", "modules_in_their", "a_profiler", "suspend_a_training_loop",
+           "a_client_of_mps", "two_servers"}
 
 
 @pytest.mark.full

@@ -20,8 +20,8 @@ FILL = (ROOT / "examples/fill_slice.py").read_text()
 
 # Pages whose blocks this file runs, in their order; the end of each test says that none is left out.
 HERE = {
-    "README.md", "docs/compute.md", "docs/metrics.md", "docs/simulated-gpus.md", "docs/guide/clearml.md", "docs/guide/one-box.md", "docs/guide/quotas.md",
-    "docs/guide/team.md", "docs/guide/tls-and-login.md",
+    "README.md", "docs/compute.md", "docs/metrics.md", "docs/simulated-gpus.md", "docs/guide/clearml.md", "docs/guide/day.md", "docs/guide/notices.md", "docs/guide/one-box.md", "docs/guide/quotas.md",
+    "docs/guide/suspend.md", "docs/guide/team.md", "docs/guide/tls-and-login.md",
 }
 # The tests that run the blocks of the other pages. An entry that is a reason has no path in front.
 ELSEWHERE = {
@@ -103,6 +103,80 @@ def test_one_box(box):
     page.end()
 
 
+def test_a_days_work(box):
+    page = Page("guide/day.md")
+    box.block(page.next("cantle up"))
+    shell, submit, enter = page.next("cantle shell").splitlines()
+    assert "yes" in box.run(shell)
+    box.run(submit)
+    box.until("cantle tasks look", "in_progress")
+    assert "yes" in box.run(enter)
+    box.run("cantle stop look")
+    submit, tasks, run = page.next("cantle submit").splitlines()
+    box.run(submit)
+    assert "2h" in box.run(tasks).split()
+    box.run(run)
+    assert "1h, at most 8h" in box.block(page.next("cantle queues set"))
+    more, less = page.next("cantle extend").splitlines()
+    assert "may run 3h from its start" in box.run(more)
+    assert "may run 2h30m from its start" in box.run(less)
+    submit, wait, tasks, logs = page.next("cantle submit --queue small --name sweep").splitlines()
+    box.run(submit)
+    box.run(wait)
+    assert box.run(tasks).count("sweep[") == 10
+    assert "index 3" in box.run(logs)
+    *submits, wait, why = page.next("cantle submit --queue small --name prepare").splitlines()
+    for line in submits:
+        box.run(line)
+    box.run(wait)
+    assert "completed" in box.run(why)
+    set_it, submit, logs, listed = page.next("echo hf_example").splitlines()
+    box.run(set_it)
+    box.run(submit)
+    box.run("cantle wait download")
+    assert "its token has 10 letters" in box.run(logs)
+    assert "hf_example" not in (names := box.run(listed)) and names.splitlines()[1].split()[0] == "HF_TOKEN"
+    page.end()
+
+
+def test_suspend_move_and_resize(box):
+    page = Page("guide/suspend.md")
+    run, ps, suspend, resume = page.next("cantle run").splitlines()
+    box.write("train.py", FILL.replace("default=0,", "default=3600,").replace("default=1 << 60", "default=1 << 30"))
+    box.run(f"{run} >train.log 2>&1 &")
+    box.until("cat train.log", "refused_code")
+    task = box.run("cantle -o name ps").strip()
+    assert "0.5" in box.run(ps)
+    assert "is suspended" in box.run(suspend.replace("TASK", task)) and "0.5, suspended" in box.run(ps)
+    assert "runs again" in box.run(resume.replace("TASK", task))
+    assert "has moved" in box.run(page.next("cantle move").strip().replace("TASK", task))
+    smaller, larger = page.next("cantle resize").splitlines()
+    assert "has now 0.25 of GPU 1" in box.run(smaller.replace("TASK", task))
+    assert "20 GiB limit" in box.run(larger.replace("TASK", task))
+    page.end()
+
+
+def test_notices(box):
+    page = Page("guide/notices.md")
+    up, *lines = page.next("cantle up").splitlines()
+    box.run("python3 tests/e2e/receivers.py hook 9000 got.jsonl >/dev/null 2>&1 &")
+    box.start(up)
+    secret, _, listed = (box.run(line) for line in lines)
+    assert secret.startswith("whsec_") and "http://127.0.0.1:9000/…" in listed and "/hook" not in listed
+    submit, always = page.next("cantle submit").splitlines()
+    task = box.run(submit).strip()
+    assert "task.completed" in box.until(f"grep {task} got.jsonl", task)
+    box.run(always)
+    # The line that a user sees of a receiver that is gone.
+    assert page.next("lab   json").split()[0] == "lab"
+    box.stop()
+    box.write("cantle.toml", page.next("[server]"))
+    box.run("mkdir -p /etc/cantle; echo x >/etc/cantle/smtp-password")
+    box.start("CANTLE_CONFIG=cantle.toml cantle server")
+    assert "gpu-duty@example.org" in box.run("cantle notify list")
+    page.end()
+
+
 def test_quotas(box):
     page = Page("guide/quotas.md")
     page_quotas = page.next("cantle quota set vision").splitlines()
@@ -131,6 +205,10 @@ def test_quotas(box):
     assert_printed(box.until(waits, "first in q"), first.replace("v4", "…"))
     shown = box.block(page.next("cantle pools set"))
     assert "fast 2 (limit 3); only fast,lab" in shown and "GPUs in it now: 3" in shown
+    shown = box.block(page.next("cantle budget set"))
+    # What was used, and the month, differ.
+    expected = re.sub(r"961.*-11", "…", page.next("PROJECT  GPU-HOURS"))
+    assert_printed(re.sub(" +", " ", shown), re.sub(" +", " ", expected))
     page.end()
 
 
@@ -211,6 +289,8 @@ def test_tls_and_a_team():
         box.block(tls.next("install -D -m 600").replace('"access_key": "…"', f'"access_key": "{access}"').replace('"secret_key": "…"', f'"secret_key": "{secret}"').replace("cantle daemon", "cantle daemon --create-queue"))
         box.stop()
         tls.next("[Service]")
+        # test_keys.py has an agent that works meanwhile.
+        tls.next("gpu1# cantle users key add gpu2")
         tls.next("cantle server …")
         the_team(box, team, access, secret)
         box.block(tls.next("cantle users role"))

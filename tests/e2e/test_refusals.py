@@ -1,12 +1,13 @@
 """A program that requests or takes more than its slice has gets one message, with all that is needed to act on it."""
 
+import json
 import re
 import shutil
 import urllib.request
 
 import pytest
 
-from conftest import FILL, ROOT, wait_until
+from conftest import CANTLE, FILL, ROOT, wait_until
 
 GIB = 1 << 30
 EVADER = str(ROOT / "crates/agent/tests/node/evader.py")
@@ -97,3 +98,16 @@ def test_every_word_has_its_page(cantle):
     assert page == cantle.cli("explain", "exit-6").stdout and "--timeout" in page
     unknown = cantle.cli("explain", "alocation", code=3)
     assert unknown.stderr == 'cantle: there is no page "alocation"\nhint: did you mean allocation-refused?\n'
+
+
+def test_an_agent_keeps_a_part_of_each_slice_for_modules(cantle):
+    """As its file says."""
+    config = cantle.home / "agent.toml"
+    config.write_text('[up]\nmodule-reserve = "600Mi"\n')
+    cantle.start("--config", config, "up", "--listen", "127.0.0.1:0", "--queue", "half=0.5", log="up.log")
+    wait_until(lambda: "cantle is up" in cantle.log("up.log"), 60, "cantle up")
+    task = cantle.submit("half", str(CANTLE), "--output", "json", "limits")
+    cantle.wait_state(task, "completed")
+    output = cantle.output(task)
+    (item,) = json.JSONDecoder().raw_decode(output[output.index("{\n"):])[0]["items"]
+    assert item["modules_bytes"] == 600 << 20 and item["enforced"], item

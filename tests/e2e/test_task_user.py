@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from conftest import CANTLE, FILL, wait_until
+from test_programs import WORKS, lacks
 
 QUEUES = ["--queue", "none=none", "gpu=0.25"]
 # Users of the machine, with a second group each; `printer` is a system account.
@@ -82,12 +83,44 @@ def test_a_task_is_a_process_of_the_named_user(people, queue):
     assert "run as user cantle-task" in people.program(CANTLE, "doctor").stdout
 
 
+@pytest.mark.parametrize("queue", ["none", "gpu"])
+def test_a_command_in_a_task_is_its_users(people, queue):
+    """`cantle exec` of an administrator gives the command what the task has, and no more."""
+    people.up(*QUEUES, "--task-user", "cantle-task")
+    task = submitted(people, queue, sys.executable, "-u", "-c", f"{LOOK}\nimport time; time.sleep(300)")
+    people.wait_state(task, "in_progress")
+    wait_until(lambda: "{" in people.output(task), 60, lambda: people.output(task))
+    its = json.loads(next(line for line in people.output(task).splitlines() if line.startswith("{")))
+    done = people.program(CANTLE, "exec", task, "--", "sh", "-c", WHO)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:4] == ["cantle-task", "4003", "cantle-task", "cantle-task scientists"], done.stdout
+    done = people.program(CANTLE, "exec", task, "--", sys.executable, "-c", LOOK)
+    assert done.returncode == 0 and json.loads(done.stdout) == its, (done, its)
+
+
 def test_a_slice_holds_a_task_of_another_user(people):
     people.up(*QUEUES, "--task-user", "cantle-task")
     task, printed = ended(people, submitted(people, "gpu", *FILL))
     assert task["state"] == "completed", printed
     (filled,) = people.filled(task["id"])
     assert filled["total_bytes"] == 10 << 30 and 9 << 30 < filled["allocated_bytes"] <= 10 << 30, filled
+
+
+def test_programs_of_every_day_work_for_another_user(people):
+    """Those of docs/reference/programs.md, each in a directory of its own. Only root becomes another user."""
+    people.up("--queue", "gpu=0.25", "--task-user", "cantle-task")
+    tasks = {}
+    for name in WORKS:
+        if lacks(name):
+            continue
+        script = f"own=$(mktemp -d); trap 'rm -rf $own' EXIT; cd $own && {WORKS[name]}"
+        done = people.program(CANTLE, "submit", "--queue", "gpu", "--", "sh", "-c", script)
+        assert done.returncode == 0, done.stderr
+        tasks[name] = done.stdout.strip()
+    ends = {name: ended(people, task) for name, task in tasks.items()}
+    failed = {name: printed for name, (_, printed) in ends.items() if "works" not in printed.splitlines()[-2:]}
+    assert "Operation not permitted" in failed.pop("setpriv, su")
+    assert not failed, "\n".join(f"{name}: {printed}" for name, printed in failed.items())
 
 
 def test_without_a_named_user_a_task_is_the_agents(people):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import wait_until
+from conftest import FILL, wait_until
 
 HALF_FOR_FIVE = ("sleep", "5")
 MODEL = "NVIDIA A100-SXM4-40GB"
@@ -85,17 +85,98 @@ def test_costs_follow_the_price_sheet(box, tmp_path):
     assert "no price" in done.stderr and "EUR" in done.stdout
 
 
+def test_charges_of_a_gpu_add_up_to_it(box, tmp_path):
+    task = box.submit("half", *HALF_FOR_FIVE, flags=("--project", "vision", "--name", "train"))
+    box.wait_state(task, "completed")
+    sheet = tmp_path / "prices.toml"
+    sheet.write_text('currency = "EUR"\n[[price]]\nmodel = "*"\ngpu_hour = 3600.0\n')
+    rows = list(csv.DictReader(io.StringIO(box.cli("-o", "focus", "usage", "--prices", str(sheet)).stdout)))
+    (charge,) = [row for row in rows if row["AllocatedResourceId"] == task]
+    assert (charge["SubAccountId"], charge["AllocatedResourceName"]) == ("vision", "train")
+    # A price of 1 EUR for a second of a GPU.
+    assert float(charge["BilledCost"]) == pytest.approx(3600 * float(charge["ConsumedQuantity"]), rel=1e-6) and float(charge["BilledCost"]) > 2.5
+    ratios = {}
+    for row in rows:
+        (element,) = json.loads(row["AllocatedMethodDetails"])["Elements"]
+        key = row["ResourceId"], row["ChargePeriodStart"]
+        ratios[key] = ratios.get(key, 0) + element["AllocatedRatio"]
+    assert len({gpu for gpu, _ in ratios}) == 2 and all(ratio == pytest.approx(1, abs=1e-9) for ratio in ratios.values()), ratios
+    for words, says in (
+        (("usage",), "needs --prices"),
+        (("usage", "--prices", str(sheet), "--by", "user"), "takes no --by"),
+        (("tasks",), "is for cantle usage"),
+    ):
+        assert says in box.cli("-o", "focus", *words, code=2).stderr
+
+
+def test_a_smaller_share_is_advised_by_the_peaks_of_runs(box):
+    gib = 1 << 30
+    for at_most in (3, 8, 5):
+        task = box.submit("half", *FILL, "--at-most", at_most * gib, flags=("--project", "vision", "--name", "train"))
+        box.wait_state(task, "completed")
+        (run,) = json.loads(box.cli("-o", "json", "tasks", "runs", task).stdout)["items"]
+        # A context and what the program's kernels take come on top.
+        assert at_most * gib <= run["peak_bytes"] < (at_most + 1) * gib, run
+    # These two never hold more than they need, or do not use a GPU at all.
+    for _ in range(3):
+        full = box.submit("half", *FILL, flags=("--name", "full"))
+        idle = box.submit("half", "true", flags=("--name", "idle"))
+        box.wait_state(full, "completed")
+        box.wait_state(idle, "completed")
+    (idle_run,) = json.loads(box.cli("-o", "json", "tasks", "runs", idle).stdout)["items"]
+    assert "peak_bytes" not in idle_run
+
+    (advice,) = json.loads(box.cli("-o", "json", "advise").stdout)["items"]
+    assert (advice["name"], advice["project"], advice["milli"], advice["runs"]) == ("train", "vision", 500, 3)
+    assert advice["enough_milli"] == 250 and 8 * gib <= advice["peak_bytes"] < 9 * gib < advice["limit_bytes"] <= 10 * gib
+    assert advice["spare_gpu_seconds"] > 0
+    assert "train" in box.cli("advise").stdout
+
+    (vision,) = [line for line in usage(box, "--by", "project")["items"] if line["project"] == "vision"]
+    # Weighted by their times, which are about equal: (3 + 8 + 5) of 3 * 20 GiB, and a context each.
+    assert 0.2 < vision["memory_peak"] < 0.45, vision
+
+
+def test_a_project_borrows_beyond_its_quota_and_others_lend(box):
+    box.cli("quota", "set", "vision", "--gpu", "0.5")
+    box.cli("quota", "set", "speech", "--gpu", "1.5")
+    tasks = [box.submit("half", *HALF_FOR_FIVE, flags=("--project", "vision", "--tag", f"team:{team}")) for team in ("nlp", "ocr")]
+    for task in tasks:
+        box.wait_state(task, "completed")
+    (vision,) = [line for line in usage(box, "--by", "project")["items"] if line["project"] == "vision"]
+    guaranteed, borrowed = vision["guaranteed_gpu_seconds"], vision["borrowed_gpu_seconds"]
+    # Both ran at the same time for most of it.
+    assert guaranteed >= 2.5 and borrowed >= 1 and guaranteed + borrowed == pytest.approx(vision["gpu_seconds"])
+    (speech,) = [line for line in usage(box, "--by", "project")["items"] if line["project"] == "speech"]
+    assert speech["lent_gpu_seconds"] == pytest.approx(borrowed) and speech["gpu_seconds"] == 0
+    labels = {line["label:team"]: line["gpu_seconds"] for line in usage(box, "--by", "label:team")["items"] if line["kind"] == "allocated"}
+    assert labels["nlp"] >= 2.5 and labels["ocr"] >= 2.5, labels
+    wide = box.cli("-o", "wide", "usage").stdout
+    assert all(head in wide.splitlines()[0] for head in ("GUARANTEED", "BORROWED", "LENT"))
+    assert "BORROWED" not in box.cli("usage").stdout
+
+    # A person and a name that are forgotten change no sum.
+    (owner,) = {line["user"] for line in usage(box, "--by", "user")["items"] if line["kind"] == "allocated"}
+    assert "2 runs have no user any more" in box.cli("users", "forget", owner).stderr
+    box.cli("tasks", "delete", "--yes", "--forget-name", tasks[0])
+    after = [line for line in usage(box, "--by", "task,user")["items"] if line["kind"] == "allocated"]
+    assert sum(line["gpu_seconds"] for line in after) == pytest.approx(vision["gpu_seconds"]) and {line["user"] for line in after} == {""}
+    assert {line["task"]: bool(line["name"]) for line in after} == {tasks[0]: False, tasks[1]: True}
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
         (("--from", "2026-11-02", "--to", "2026-11-01"), "--to is later than --from"),
         (("--from", "last week"), "a day like 2026-11-01"),
-        (("--by", "team"), "project, user, queue, task, node, gpu, model, day, month"),
+        (("--by", "team"), "project, user, queue, task, node, pool, gpu, model, side, day, month, label:KEY"),
         (("--prices", "/no/such/file"), "No such file"),
     ],
 )
 def test_bad_input_is_one_line(box, words, says):
     done = box.cli("usage", *words, code=2)
+    if "--from" in words:
+        assert says in box.cli("advise", *words, code=2).stderr
     assert done.stdout == "" and says in done.stderr, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The forty faults: what is injected, what is expected, and the checks that inject and look.
+"""The faults: what is injected, what is expected, and the checks that inject and look.
 
 A check is a function of this directory, or a test that exists: `crate/target: name` in Rust, `path::name` in pytest. Both are run.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import deaths
 import disks
 import starts
+import storm
 
 RUN, E2E, MIG = "cantle-agent/node: ", "tests/e2e/test_", "tests/e2e/test_mig.py::"
 SHIPPED = "tests/e2e/test_mig_as_shipped.py::"
@@ -161,11 +162,16 @@ FAULTS = (
     fault(34, "the agent's clock is an hour ahead of the server's", "each task runs once", disks.skewed_clocks, short=True),
     fault(
         35,
-        "disk full: the node's, and the server's at every write",
+        "disk full: the node's, and the server's at every write; no room for a process or a descriptor",
         "a clear refusal, running tasks continue, all works again when there is space",
         disks.full_disk,
         starts.full_disk_at_the_end,
         starts.no_room_for_a_start,
+        starts.no_room_in_run,
+        starts.killed_on_a_full_disk,
+        starts.started_on_a_full_disk,
+        starts.no_processes_for_a_start,
+        starts.no_descriptors_for_a_start,
         "cantle-server/faults: a_disk_that_fails_at_any_write_stops_nobody_for_good",
         short=True,
     ),
@@ -192,5 +198,12 @@ FAULTS = (
         "prevented, or killed by the watchdog; no neighbor is harmed",
         "tests/bypass/test_evasion.py",
         "tests/bypass/test_reach.py",
+    ),
+    fault(
+        41,
+        "`kill -9` of server, agent, supervisors and tasks in random order, while disks fill up",
+        "no task is lost, none runs twice, each ends with its own result; no GPU memory is left",
+        storm.everything_at_once,
+        short=True,
     ),
 )

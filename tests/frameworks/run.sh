@@ -18,4 +18,6 @@ if [ ! -x dist/bin/cantle ]; then
     echo "dist/bin/cantle is missing; run: make build" >&2
     exit 1
 fi
-exec .venv-frameworks/bin/python -m pytest -q tests/frameworks "$@"
+.venv-frameworks/bin/python -m pytest -q tests/frameworks "$@"
+# PyTorch as a task of root and of another user, in the sandbox of the agent.
+.venv/bin/python -m pytest -q tests/e2e/test_programs.py tests/e2e/test_task_user.py -k "PyTorch or every_day"

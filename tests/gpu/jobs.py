@@ -208,6 +208,24 @@ def arrays(side):
     tell_and_wait(count=5000, packed=5000 * int(side) ** 2 * 4, charged=before - free, free=free, total=total)
 
 
+def exports(at_most):
+    """Memory that is exported and released, of which only a descriptor is left: until it is refused, or this many MiB are there. Then the
+    descriptors are closed, and as much is taken again."""
+    driver, properties, handle, descriptor = Driver(), Properties(1, 1, 1, 0), ctypes.c_uint64(), ctypes.c_int()
+    size, open_ones, code = 512 * MIB, [], 0
+    while not code and len(open_ones) * size < int(at_most) * MIB:
+        code = driver.code("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+        if not code:
+            driver.need("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, 1, ctypes.c_uint64(0))
+            driver.need("cuMemRelease", handle)
+            open_ones.append(descriptor.value)
+    kept = len(open_ones) * size
+    tell_and_wait(kept=kept, code=code, free=driver.info()[0])
+    for each in open_ones:
+        os.close(each)
+    tell(kept=kept, code=code, again=size * len(driver.fill(size)))
+
+
 def keep(size):
     driver = Driver()
     tell_and_wait(address=driver.take(int(size)))
@@ -232,8 +250,73 @@ def suspend():
     tell(codes=codes, seconds=seconds, gib=round(gib, 2), free=free, seconds_per_gib=[round(each / gib, 3) for each in seconds])
 
 
+def suspend_calls(size, way="plain"):
+    """The driver's calls about a process that holds this much: their codes and seconds, and the seconds of `cuInit`."""
+    child = subprocess.Popen([sys.executable, __file__, "hold_as", size, way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    lib, began = ctypes.CDLL("libcuda.so.1"), time.monotonic()
+    code = lib.cuInit(0)
+    init, codes, seconds = round(time.monotonic() - began, 3), [], []
+    assert code == 0, code
+    for name in ("Lock", "Checkpoint", "Restore", "Unlock"):
+        began = time.monotonic()
+        codes.append(getattr(lib, f"cuCheckpointProcess{name}")(child.pid, None))
+        seconds.append(round(time.monotonic() - began, 3))
+        if codes[-1]:
+            child.kill()
+            break
+    child.communicate("\n")
+    tell(codes=codes, seconds=seconds, init_seconds=init)
+
+
+def hold_as(size, way):
+    driver = Driver()
+    address = ctypes.c_uint64(driver.take(int(size)))
+    if way == "managed":
+        driver.need("cuMemAllocManaged", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(MIB), 1)
+    if way == "ipc":
+        driver.need("cuIpcGetMemHandle", ctypes.byref((ctypes.c_uint64 * 8)()), address)
+    tell_and_wait(address=address.value)
+
+
+def graph_loop(pauses, steps=30):
+    """Trains with a CUDA graph; a line, and a wait for one, before each of so many steps. At the end the bits of all losses."""
+    try:
+        import torch  # noqa: PLC0415  most programs here do without
+    except ImportError:
+        print("PyTorch is not installed", file=sys.stderr)
+        sys.exit(3)
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1)).cuda()
+    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(256, 512, device="cuda")
+    loss, stream = torch.zeros((), device="cuda"), torch.cuda.Stream()
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        now = model(batch).square().mean()
+        now.backward()
+        optimizer.step()
+        loss.copy_(now.detach())
+
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    losses = []
+    for number in range(steps):
+        if number < int(pauses):
+            tell_and_wait(step=number)
+        graph.replay()
+        losses.append(loss.item().hex())
+    tell(losses=losses)
+
+
 def main():
-    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, contexts, context, handles, arrays, keep, suspend)}
+    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, contexts, context, handles, arrays, exports, keep, suspend, suspend_calls, hold_as, graph_loop)}
     jobs[sys.argv[1]](*sys.argv[2:])
 
 

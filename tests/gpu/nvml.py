@@ -52,6 +52,21 @@ class Nvml:
             return self.memory().total
         return info.total - info.reserved
 
+    def clock_mhz(self):
+        """Of the first card's multiprocessors, now; none where the driver does not report it."""
+        mhz = ctypes.c_uint()
+        return mhz.value if self.lib.nvmlDeviceGetClockInfo(self.device, 1, ctypes.byref(mhz)) == 0 else None
+
+    def process_counts(self):
+        """The number of processes in each of NVML's lists of the first card."""
+        counts = {}
+        for kind in ("Compute", "MPSCompute", "Graphics"):
+            count = ctypes.c_uint()
+            code = getattr(self.lib, f"nvmlDeviceGet{kind}RunningProcesses_v3")(self.device, ctypes.byref(count), None)
+            # 7: there are more than fit.
+            counts[kind] = count.value if code in (0, 7) else f"NVML error {code}"
+        return counts
+
     def text(self, function, *args):
         buffer = ctypes.create_string_buffer(96)
         self._check(getattr(self.lib, function)(*args, buffer, len(buffer)), function)

@@ -18,6 +18,8 @@ import access
 import containers
 import memory
 import report
+import suspend
+import tenants
 from bench import Bench, Skip
 from cards import each_card_has_its_own_slices, whole_cards_are_all_there_is
 from checks import (
@@ -46,7 +48,7 @@ from frameworks import (
     fills,
     jobs_may_begin_with_a_context,
     stays,
-    training_and_inference_cost_nothing,
+    steps_take_as_long_in_a_slice,
     two_ranks_in_one_slice,
 )
 from shares import SHARES
@@ -67,6 +69,11 @@ CHECKS = [
     no_capture_is_disturbed,
     # What has never been seen on a card.
     *memory.CHECKS,
+    *suspend.CHECKS,
+    tenants.a_client_of_mps_is_killed,
+    steps_take_as_long_in_a_slice,
+    tenants.two_servers_of_models,
+    *memory.LATER,
     # What a framework needs.
     fills("torch", ALLOCATORS["torch"]),
     two_halves_both_take_all,
@@ -91,7 +98,6 @@ CHECKS = [
     stays("cupy", "cupy"),
     stays("jax", "jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
     computes("triton", "triton"),
-    training_and_inference_cost_nothing,
     *SHARES,
 ]
 
@@ -126,7 +132,8 @@ def planned(names):
     """Each check with the second at which it would begin: so the checks of a run of 3, 6 or 9 minutes are the first ones. The seconds are those of the newest
     run on a real GPU."""
     runs = sorted((access.ROOT / "docs/results").glob("[0-9]*-driver*[0-9].json"))
-    took = dict(memory.GUESSED)
+    guessed = {**memory.GUESSED, **memory.LATER, **tenants.GUESSED, **suspend.GUESSED, steps_take_as_long_in_a_slice: 30}
+    took = {check.__name__: seconds for check, seconds in guessed.items()}
     for result in json.loads(runs[-1].read_text())["results"] if runs else []:
         took[result["check"]] = result["seconds"]
     began = 0
@@ -137,7 +144,7 @@ def planned(names):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="NAMES", help="these checks, joined by commas; --list names them")
+    parser.add_argument("--only", metavar="NAMES", help="these checks, joined by commas; --list names them; suspend: all about suspension")
     parser.add_argument("--list", action="store_true", help="name the checks in the order in which they run, and when each would begin")
     parser.add_argument("--minutes", type=float, default=9, help="checks that would begin later are not run [default: 9]")
     parser.add_argument("--out", type=pathlib.Path, default="docs/results", help="folder of the results [default: docs/results]")
@@ -149,6 +156,9 @@ def arguments():
         print("\n".join(planned(names)))
         sys.exit(0)
     args.only = args.only.split(",") if args.only else names
+    if "suspend" in args.only:
+        args.only += [check.__name__ for check in suspend.CHECKS]
+        args.only.remove("suspend")
     unknown = [name for name in args.only if name not in names]
     if unknown:
         parser.error(f"there is no check {', '.join(unknown)}; --list names them")

@@ -6,6 +6,7 @@ code that the framework's users know. Exit code 3: the framework is not installe
 
 import ctypes
 import json
+import os
 import sys
 import time
 
@@ -98,6 +99,90 @@ def torch():
     train_ms = milliseconds(train, 100)
     model.eval()
     return {"total": total, "over": over, "train_ms": train_ms, "infer_ms": milliseconds(infer, 300)}
+
+
+def steps():
+    """Training or inference steps, as a line of stdin asks for: milliseconds of each, by events. Nothing runs between two turns."""
+    import torch
+
+    model = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    batch = torch.randn(8, 512, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def train():
+        optimizer.zero_grad(set_to_none=True)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def infer():
+        with torch.inference_mode():
+            model(batch)
+
+    def milliseconds(step, count):
+        for _ in range(5):
+            step()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(count):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / count
+
+    ways = {"train": (train, 40), "infer": (infer, 120)}
+    for step, _ in ways.values():
+        milliseconds(step, 10)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"ms": milliseconds(*ways[line.strip()])}), flush=True)
+    return {"ended": True}
+
+
+def busy(seconds):
+    """Work that is always in flight."""
+    import torch
+
+    ones, results = torch.ones(4096, 4096, device="cuda"), 0
+    torch.cuda.synchronize()
+    print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        for _ in range(8):
+            product = ones @ ones
+        results += 8
+        torch.cuda.synchronize()
+    assert float(product[0, 0]) == 4096
+    return {"products": results}
+
+
+def serving():
+    """The load of a server of a language model, without the model: a token is eight layers of small products and a synchronization, as the token is read back.
+    Every 64 tokens a prompt comes, which is large products. A line of stdin has the time of the beginning, and the number of seconds."""
+    import torch
+
+    layers = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(8)]
+    tokens, prompt = (torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16) for count in (16, 4096))
+
+    def forward(batch):
+        for layer in layers:
+            batch = torch.nn.functional.relu(batch @ layer)
+        torch.cuda.synchronize()
+
+    for batch in (tokens, prompt) * 3:
+        forward(batch)
+    print(json.dumps({"ready": True}), flush=True)
+    begin, seconds = map(float, sys.stdin.readline().split())
+    time.sleep(max(0, begin - time.monotonic()))
+    took = []
+    while time.monotonic() < begin + seconds:
+        if len(took) % 64 == 0:
+            forward(prompt)
+        started = time.monotonic()
+        forward(tokens)
+        took.append((time.monotonic() - started) * 1000)
+    took.sort()
+    return {"tokens_per_s": round(16 * len(took) / seconds), "p50_ms": round(took[len(took) // 2], 3), "p99_ms": round(took[len(took) * 99 // 100], 3)}
 
 
 def captured():
@@ -273,7 +358,7 @@ def jax():
 
 
 def main():
-    workload = {each.__name__: each for each in (graph, torch, captured, captured_step, triton, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
+    workload = {each.__name__: each for each in (graph, torch, steps, busy, serving, captured, captured_step, triton, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
     try:
         print(json.dumps(workload(*sys.argv[2:])))
     except ImportError as error:

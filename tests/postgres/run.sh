@@ -19,8 +19,8 @@ if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1; then
 fi
 [ "${1:-}" != --setup ] || exit 0
 nice cargo test --workspace --locked --no-run --quiet
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test take --test runs --test usage --test seen --test lost --test kills --test status --test pools
+tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test take --test runs --test usage --test seen --test lost --test kills --test status --test pools --test wishes --test arrays --test notices --test secrets
 tests/postgres/with-server.sh cargo test --workspace --locked --test copy -- --include-ignored
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow --test batch --test lists --test matrix --test quotas --test sessions
+tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow --test batch --test lists --test quotas --test sessions --test agents --test accounts --test budgets
 tests/postgres/with-server.sh cargo test --workspace --locked --test replicas -- --include-ignored
 tests/postgres/with-server.sh .venv/bin/python -m pytest -q tests/postgres

@@ -1,0 +1,80 @@
+"""The driver's own limit (NVML 615, simulated) of an agent's tasks: set, kept over the agent's death, and gone with the task."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from conftest import Cantle, own_port, wait_until
+
+MIB = 1 << 20
+# Half of an A100-40GB, and what a task may always hold beyond its slice.
+HARD = 20480 * MIB + 512 * MIB
+LONG = ["sleep", "300"]
+
+# Sets the hard limit of a group on GPU 0, as another program of root does.
+SET = """
+import ctypes, sys
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+class Limits(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64)]
+device = ctypes.c_void_p()
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceSetMemoryLimits_v1(device, ctypes.byref(Limits(sys.argv[1].encode(), 0, int(sys.argv[2])))) == 0
+"""
+
+
+@pytest.fixture
+def cantle(tmp_path):
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 14):
+        pytest.skip("the simulated driver's limits need Linux 6.14")
+    found = Cantle(tmp_path, "1xA100-40GB", driver="615.71.09")
+    yield found
+    found.stop()
+
+
+def limits(cantle):
+    return cantle.truth()[0]["limits"]
+
+
+def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle):
+    port = own_port()
+    words = ["--enforce", "driver", "--keep-tasks", "--queue", "half=0.5"]
+    up = cantle.up(*words, port=port)
+    task = cantle.submit("half", *LONG)
+    cantle.wait_state(task, "in_progress")
+    wait_until(lambda: cantle.json("gpus")[0]["slices"][0].get("enforced_by") == ["nvml", "filter"], 60, lambda: cantle.json("gpus"))
+    (limit,) = limits(cantle)
+    assert (limit["soft_bytes"], limit["hard_bytes"]) == (0, HARD)
+    assert "enforced by driver + mount namespace" in cantle.cli("events").stdout
+    up.send_signal(signal.SIGKILL)
+    up.wait()
+    assert limits(cantle) == [limit], "it is the group's"
+    done = cantle.program(sys.executable, "-c", SET, limit["group"], str(HARD * 2 // 3))
+    assert done.returncode == 0, done.stderr
+    cantle.up(*words, port=port)
+    wait_until(lambda: limits(cantle) == [limit], 60, lambda: limits(cantle))
+    cantle.cli("stop", task)
+    cantle.wait_state(task, "stopped", "failed")
+    assert limits(cantle) == [] and not os.path.exists(limit["group"])
+
+
+def test_a_limit_that_cannot_be_set_starts_nothing(cantle):
+    cantle.up("--queue", "half=0.5")
+    cantle.machine.faults("nvmlDeviceSetMemoryLimits_v1 error=999")
+    task = cantle.submit("half", "echo", "started")
+    ended = cantle.wait_state(task, "failed")
+    assert "nvmlDeviceSetMemoryLimits_v1 failed" in ended["reason"], ended
+    assert "started" not in cantle.output(task)
+    wait_until(lambda: cantle.json("gpus")[0]["slices"] == [], 60, lambda: cantle.json("gpus"))
+    assert limits(cantle) == []
+
+
+def test_an_agent_refuses_without_it(tmp_path):
+    old = Cantle(tmp_path, "1xA100-40GB", driver="610.43.02")
+    try:
+        done = old.cli("up", "--listen", "127.0.0.1:0", "--enforce", "driver", "--queue", "half=0.5", code=7)
+        assert "driver 610.43.02 does not offer them here" in done.stderr, done.stderr
+    finally:
+        old.stop()
