@@ -320,7 +320,8 @@ impl Agent {
         }
         let fleet = fleet::read_fleet(&self.env).await?;
         self.executor.handle_evictions(&self.env, &fleet).await?;
-        let Some(inputs) = self.planner.read(&self.env, fleet).await? else { return Ok(()) };
+        let has_returning = self.executor.has_returning();
+        let Some(inputs) = self.planner.read(&self.env, fleet, has_returning).await? else { return Ok(()) };
         let (reserved, evictions) = self.place(&inputs).unwrap_or_else(|error| {
             tracing::error!(%error, "nothing new is started");
             Default::default()
@@ -352,7 +353,14 @@ impl Agent {
         cantle_node::mig::look(self.env.driver.as_ref(), &self.env.node, &self.env.gpus);
         let locked = self.env.node.lock()?;
         let leases = locked.sweep()?;
-        let plan = self.planner.plan(&self.env, inputs, leases, &own)?;
+        let (plan, returns) = self.planner.plan(&self.env, inputs, leases, &own)?;
+        let mut is_returning = false;
+        for back in returns {
+            is_returning |= back.begin(&self.env, &locked)?;
+        }
+        if is_returning {
+            self.executor.bring_back(&self.env, &locked.leases()?);
+        }
         let reserved = self.claims.reserve(&self.env, &locked, plan.starts, &mut own)?;
         Ok((reserved, plan.evictions))
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use cantle_model::{
-    ComputeMode, Enforcement, GpuMode, LimitBackend, Measured, MigInstance, Milli, Slice, TaskStatus,
-    TimeLimit,
+    ComputeMode, Enforcement, GpuMode, LimitBackend, Measured, MigInstance, Milli, Preempt, Slice,
+    TaskStatus, TimeLimit,
 };
 use serde::{Deserialize, Serialize};
 
@@ -385,6 +385,9 @@ pub struct QueueView {
     /// The time of tasks that ask for none, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_time_s: Option<TimeLimit>,
+    /// How its tasks make room for others; absent: as their projects say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preempt: Option<Preempt>,
 }
 
 /// An event: something that happened and was recorded.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use cantle_model::Slice;
+use cantle_model::{Preempt, Slice};
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -65,6 +65,9 @@ pub struct ReportSlices {
     /// What it holds now; none while it is suspended.
     #[serde(default)]
     pub slices: Vec<Slice>,
+    /// It was to be suspended for another task, and cannot be: it is stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stays: bool,
 }
 endpoint!("cantle.report_slices", ReportSlices => Empty);
 
@@ -123,3 +126,14 @@ pub struct SetQueue {
     pub requeue_after_s: Option<u64>,
 }
 endpoint!("cantle.set_queue", SetQueue => Empty);
+
+/// `cantle.set_queue_preempt`: how the tasks of a queue make room for others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetQueuePreempt {
+    /// The queue's name or id.
+    pub queue: String,
+    /// The ways that are tried, in order; absent: as their projects say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preempt: Option<Preempt>,
+}
+endpoint!("cantle.set_queue_preempt", SetQueuePreempt => Empty);

@@ -103,6 +103,9 @@ pub struct Evict {
     pub victims: Vec<Victim>,
     /// [`Fleet::evictions`] of the answer that the decision was made from.
     pub evictions: i64,
+    /// The caller can suspend tasks. A task that is to be suspended is not asked to stop.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub can_suspend: bool,
 }
 endpoint!("cantle.evict", Evict => Empty);
 

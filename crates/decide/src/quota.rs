@@ -123,7 +123,7 @@ pub fn victims(evictions: Vec<Eviction>) -> Vec<Victim> {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::{Holder, Milli, ProjectQuota, Slice, Stopping};
+    use cantle_model::{Holder, Milli, Preempt, ProjectQuota, Slice, Stopping};
     use cantle_sched::Running;
 
     use super::*;
@@ -147,7 +147,12 @@ mod tests {
     }
 
     fn stopping() -> Option<Stopping> {
-        Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() })
+        Some(Stopping {
+            cause: Cause::Reclaim,
+            reason: "reclaimed".to_owned(),
+            for_task: None,
+            preempt: Preempt::Requeue,
+        })
     }
 
     fn granted(project: &str) -> QuotaView {

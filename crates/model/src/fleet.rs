@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cause, Pool, ProjectQuota};
+use crate::{Cause, Pool, Preempt, ProjectQuota};
 
 /// The quota of a project.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +98,12 @@ pub struct Stopping {
     pub cause: Cause,
     /// The same, for people.
     pub reason: String,
+    /// The waiting task that gets the room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_task: Option<String>,
+    /// How it makes room.
+    #[serde(default, skip_serializing_if = "Preempt::is_default")]
+    pub preempt: Preempt,
 }
 
 /// A task that waits.

@@ -20,6 +20,7 @@ mod id;
 mod lease;
 mod measured;
 mod pool;
+mod preempt;
 mod queue;
 mod quota;
 mod request;
@@ -43,6 +44,7 @@ pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{AllocatedPart, Enforcement, Holder, Lease, Slice};
 pub use measured::Measured;
 pub use pool::{Pool, PoolError, PoolRule, glob, pools_of};
+pub use preempt::{Preempt, PreemptError};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{
     Amounts, Cause, PoolQuota, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, project_name,

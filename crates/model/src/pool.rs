@@ -88,7 +88,7 @@ pub enum PoolError {
 /// A project's tasks use GPUs of these pools only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolRule {
-    /// The project.
+    /// The project; empty: the rule is of the task itself, which is bound to GPUs, and these are named like pools.
     pub project: String,
     /// Names of pools; a GPU must be in at least one of them.
     pub pools: Vec<String>,
@@ -102,9 +102,12 @@ impl PoolRule {
     }
 }
 
-/// `project a may use the pools x, y`.
+/// `project a may use the pools x, y`, `it is bound to GPU-1`.
 impl fmt::Display for PoolRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.project.is_empty() {
+            return write!(f, "it is bound to {}", self.pools.join(" or "));
+        }
         let word = if self.pools.len() == 1 { "pool" } else { "pools" };
         write!(f, "project {} may use the {word} {}", self.project, self.pools.join(", "))
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Milli, counted};
+use crate::{Bytes, Milli, Preempt, counted};
 
 /// The resources that quotas count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,6 +111,9 @@ pub struct ProjectQuota {
     /// Its tasks are not taken from it before they ran so long, in milliseconds.
     #[serde(default)]
     pub min_run_ms: i64,
+    /// How its tasks make room for others; `None`: as those of the project above it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preempt: Option<Preempt>,
     /// Its tasks use GPUs of these pools only; empty: of every pool and of none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
@@ -138,7 +141,7 @@ impl Default for ProjectQuota {
     fn default() -> Self {
         let (cpu, memory) = (Quota::UNCOUNTED, Quota::UNCOUNTED);
         let (pools, by_pool) = (Vec::new(), BTreeMap::new());
-        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, pools, by_pool }
+        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, preempt: None, pools, by_pool }
     }
 }
 
@@ -207,6 +210,9 @@ impl fmt::Display for ProjectQuota {
         }
         if self.min_run_ms > 0 {
             write!(f, ", at least {} s of run time", self.min_run_ms / 1000)?;
+        }
+        if let Some(preempt) = self.preempt {
+            write!(f, ", makes room by {preempt}")?;
         }
         for (pool, PoolQuota { deserved, limit }) in &self.by_pool {
             write!(f, ", {} of pool {pool}", Resource::Gpu.text(*deserved))?;

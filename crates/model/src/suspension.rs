@@ -35,6 +35,9 @@ pub struct Suspension {
     /// The processes that use a GPU. Each is here before it is locked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Holder>,
+    /// It made room for another task, and comes back by itself as soon as there is room.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub yields: bool,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

@@ -40,7 +40,8 @@ pub use refusals::Refusals;
 pub use run_here::{Docker, RunRequest, remembering, run_docker, run_here};
 pub use store::{GpuClaim, Locked, NodeStore, agents, hide_from_tasks};
 pub use suspend::{
-    CheckpointHelper, LOCK_LIMIT, Recovery, SuspendError, Suspender, budget as parked_memory, suspended,
+    CheckpointHelper, LOCK_LIMIT, Recovery, SuspendError, Suspender, budget as parked_memory, make_room,
+    suspended, waits_again,
 };
 pub use usage::{SliceUsage, measured};
 pub use uuid::gpu_uuid_bytes;

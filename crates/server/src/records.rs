@@ -206,6 +206,16 @@ impl Records {
         self.store().change_slices(task.id(), lease, slices, now_us).await
     }
 
+    /// It cannot be suspended, so it stops for another one.
+    pub(crate) async fn stop_evicted(
+        &self,
+        task: &Allowed<Task, Changes>,
+        lease: &str,
+        change: &Change,
+    ) -> Done<()> {
+        self.store().stop_evicted(task.id(), lease, change).await
+    }
+
     /// Lets it run longer.
     pub(crate) async fn extend(
         &self,

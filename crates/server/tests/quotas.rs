@@ -12,12 +12,13 @@ mod common;
 use std::time::Duration;
 
 use cantle_clearml::cantle::{ExplainTask, ReportTask};
+use cantle_clearml::leases::{ReportSlices, SetQueuePreempt};
 use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, ProjectViews, SetQuota, Victim,
 };
 use cantle_clearml::tasks::{Create, Edit, GetById, Started, Stop};
 use cantle_clearml::{StopRequest, TaskRequest, projects};
-use cantle_model::{Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_model::{Cause, Milli, Preempt, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_server::ServerConfig;
 use common::{TestServer, gpu_view};
 use serde_json::{Map, json};
@@ -120,6 +121,7 @@ async fn a_claim_beyond_the_limit_and_an_eviction_out_of_date_are_refused() {
             node: "n".into(),
             victims: vec![Victim { task, lease, for_task, cause: Cause::Reclaim }],
             evictions,
+            can_suspend: true,
         }
     };
     let lease = |task: &str| format!("lease of {task}");
@@ -174,7 +176,11 @@ async fn a_restart_changes_no_decision() {
         cause: Cause::Reclaim,
     };
     let evictions = fleet(&server, &queue).await.evictions;
-    server.client.call(&Evict { node: "n".into(), victims: vec![victim], evictions }).await.unwrap();
+    server
+        .client
+        .call(&Evict { node: "n".into(), victims: vec![victim], evictions, can_suspend: false })
+        .await
+        .unwrap();
 
     let why = ExplainTask { task: waits.clone() };
     let before =
@@ -285,4 +291,64 @@ async fn a_request_that_cannot_be_read_counts_as_none_and_is_counted() {
     assert_eq!(server.take(&queue).await.as_ref(), Some(&task));
     server.client.call(&claim(&task, 500)).await.unwrap();
     assert!(counted(&server.metrics().await) > before);
+}
+
+/// The setting of the queue counts before that of the project; a project has that of the one above it.
+#[tokio::test]
+async fn a_task_makes_room_as_its_queue_or_its_project_says() {
+    let server = TestServer::start().await;
+    node(&server).await;
+    let queue = server.queue("q").await;
+    let lent = project(&server, "lent/deep").await;
+    let owner = project(&server, "owner").await;
+    server.client.call(&grant("owner", 1000, None)).await.unwrap();
+    let victim = run(&server, &queue, &lent, "victim").await;
+    let waits = submit(&server, &queue, &owner, "waits").await;
+    let set_queue = async |preempt| {
+        let request = SetQueuePreempt { queue: "q".into(), preempt };
+        server.client.call(&request).await.unwrap();
+    };
+    let set_project = async |preempt| {
+        let mut request = grant("lent", 0, None);
+        request.quota.as_mut().unwrap().preempt = preempt;
+        server.client.call(&request).await.unwrap();
+    };
+    let told = async || {
+        let found = server.client.call(&GetById { task: victim.clone() }).await.unwrap().task;
+        found.status_message
+    };
+    set_project(Some(Preempt::SuspendOrRequeue)).await;
+    let (before, evictions) = (told().await, fleet(&server, &queue).await.evictions);
+    let wish = Victim {
+        task: victim.clone(),
+        lease: format!("lease of {victim}"),
+        for_task: waits.clone(),
+        cause: Cause::Reclaim,
+    };
+    let wish = Evict { node: "n".into(), victims: vec![wish], evictions, can_suspend: true };
+    server.client.call(&wish).await.unwrap();
+    assert_eq!(told().await, before, "it is not asked to stop");
+    let way = async || {
+        let held = fleet(&server, &queue).await.held;
+        let stopping = held.into_iter().find(|held| held.task == victim).unwrap().stopping.unwrap();
+        assert_eq!(stopping.for_task.as_ref(), Some(&waits));
+        stopping.preempt
+    };
+    assert_eq!(way().await, Preempt::SuspendOrRequeue);
+    set_queue(Some(Preempt::Requeue)).await;
+    assert_eq!(way().await, Preempt::Requeue);
+    set_queue(None).await;
+    set_project(None).await;
+    assert_eq!(way().await, Preempt::Requeue, "nobody says anything");
+    set_queue(Some(Preempt::SuspendOrRequeue)).await;
+    assert_eq!(way().await, Preempt::SuspendOrRequeue);
+    // The node cannot suspend it: now it hears that it is to stop.
+    let slices = claim(&victim, 500).slices;
+    let (task, lease) = (victim.clone(), format!("lease of {victim}"));
+    let stays = ReportSlices { task, node: "n".into(), lease, slices, stays: true };
+    server.client.call(&stays).await.unwrap();
+    assert_eq!(told().await, StopRequest::Evict.as_str());
+    let unknown = r#"{"queue": "q", "preempt": ["suspend"]}"#;
+    let (status, _, answer) = server.raw("cantle.set_queue_preempt", unknown).await;
+    assert_eq!(status, 400, "{answer}");
 }

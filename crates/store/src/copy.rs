@@ -10,7 +10,7 @@ use crate::db::{self, Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 42] = [
+const TABLES: [&str; 43] = [
     "projects",
     "queues",
     "tasks",
@@ -41,6 +41,7 @@ const TABLES: [&str; 42] = [
     "audit",
     "queue_requeues",
     "queue_times",
+    "queue_preempts",
     "task_after",
     "arrays",
     "array_elements",

@@ -55,6 +55,12 @@ impl TaskRow {
         self.terms.amounts(&self.slices)
     }
 
+    /// It makes room for another task, and holds nothing meanwhile: it is suspended, and goes on when there is room.
+    #[must_use]
+    pub fn is_out(&self) -> bool {
+        self.index.status == TaskStatus::InProgress && self.evicted.is_some() && self.slices.is_empty()
+    }
+
     /// Its newest run lasts for sure: it runs, or was taken to run. Each step that ends a run changes one of both.
     pub(crate) fn has_run(&self) -> bool {
         match self.index.status {
@@ -181,6 +187,10 @@ pub struct VictimTask {
     pub for_task: String,
     /// Why.
     pub cause: Cause,
+    /// It is suspended if it can be. It hears of a stop only if it cannot ([`Store::stop_evicted`]).
+    ///
+    /// [`Store::stop_evicted`]: crate::Store::stop_evicted
+    pub suspends: bool,
 }
 
 /// The part of a task that is filtered and ordered by.

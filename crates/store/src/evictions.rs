@@ -1,16 +1,47 @@
 //! Tasks that are stopped for other tasks. Each eviction is decided on the result of the last one, and an evicted task
 //! returns to the front of its queue in one step.
 
-use cantle_model::{Cause, TaskStatus};
+use std::collections::BTreeMap;
+
+use cantle_model::{Cause, Preempt, TaskStatus};
 
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
-use crate::db::{Alone, Place, Tx, query, query_scalar};
+use crate::db::{Alone, Place, Tx, query, query_as, query_scalar};
 use crate::flow::{about, entry, give_up, prepend, queue_name, set_message};
 use crate::pools::contested;
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
 impl Store {
+    /// Sets how the tasks of a queue make room for others; `None`: as those of their projects.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`].
+    pub async fn set_queue_preempt(&self, queue: &str, preempt: Option<Preempt>) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        queue_name(&mut write.tx, queue).await?;
+        query("DELETE FROM queue_preempts WHERE queue = $1 OR queue NOT IN (SELECT id FROM queues)")
+            .bind(queue)
+            .execute(&mut write.tx)
+            .await?;
+        if let Some(preempt) = preempt {
+            let set = query("INSERT INTO queue_preempts (queue, preempt) VALUES ($1, $2)");
+            set.bind(queue).bind(preempt.to_string()).execute(&mut write.tx).await?;
+        }
+        write.commit().await
+    }
+
+    /// The queues that say how their tasks make room for others, by id.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn queue_preempts(&self) -> Result<BTreeMap<String, Preempt>, StoreError> {
+        let rows: Vec<(String, String)> =
+            query_as("SELECT queue, preempt FROM queue_preempts").fetch_all(&self.readers).await?;
+        // What an administrator wrote into the database by hand and is no list, is none.
+        Ok(rows.into_iter().filter_map(|(queue, preempt)| Some((queue, preempt.parse().ok()?))).collect())
+    }
+
     /// Moment of the newest eviction.
     ///
     /// # Errors
@@ -37,9 +68,10 @@ impl Store {
         if last_eviction(&mut write.tx).await? != last_us {
             return Err(StoreError::StaleEviction("others were asked to stop meanwhile".to_owned()));
         }
-        for VictimTask { task, lease, for_task, cause } in victims {
+        for VictimTask { task, lease, for_task, cause, suspends } in victims {
             let (old, claimant) = (load(&mut write.tx, task).await?, load(&mut write.tx, for_task).await?);
-            if entry(&mut write.tx, for_task).await?.is_none() {
+            let waits = entry(&mut write.tx, for_task).await?.is_some() || claimant.is_out();
+            if !waits {
                 return Err(StoreError::StaleEviction(format!("task {for_task} no longer waits")));
             }
             let runs = old.index.status == TaskStatus::InProgress && old.exit_code.is_none();
@@ -60,12 +92,31 @@ impl Store {
             .bind(now_us.max(last_us + 1))
             .execute(&mut write.tx)
             .await?;
-            // A task with an abort callback reads the message itself, and calls it.
-            let asked = Change { reason: reason.clone(), stop_asked: false, ..change.clone() };
-            set_message(&mut write.tx, task, &asked).await?;
+            if !suspends {
+                // A task with an abort callback reads the message itself, and calls it.
+                let asked = Change { reason: reason.clone(), stop_asked: false, ..change.clone() };
+                set_message(&mut write.tx, task, &asked).await?;
+            }
             let event = about(&old, event_kind(*cause), &Change { now_us, ..Change::default() }, reason);
             self.record(&mut write.tx, EventRow { node: Some(node.to_owned()), ..event }).await?;
         }
+        write.commit().await
+    }
+
+    /// An evicted task cannot be suspended, so it has to stop: it gets the message of `change`. Nothing happens if this lease does not hold it,
+    /// or it makes room for nobody.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn stop_evicted(&self, task: &str, lease: &str, change: &Change) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let Some(evicted) = old.evicted.filter(|_| old.lease.as_deref() == Some(lease) && !old.stop_asked)
+        else {
+            return Ok(());
+        };
+        let asked = Change { reason: evicted.reason, stop_asked: false, ..change.clone() };
+        set_message(&mut write.tx, task, &asked).await?;
         write.commit().await
     }
 

@@ -151,6 +151,11 @@ impl Store {
             .execute(&mut write.tx)
             .await?;
         note_slices(&mut write.tx, &old, slices, now_us).await?;
+        if old.is_out() {
+            // It is back, and makes room for nobody any more.
+            let done = query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task);
+            done.execute(&mut write.tx).await?;
+        }
         write.commit().await
     }
 }

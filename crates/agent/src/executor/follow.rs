@@ -9,6 +9,7 @@ use cantle_model::{Bytes, Lease, SuspensionStep};
 use cantle_node::got;
 
 use super::Executor;
+use super::make_room::Room;
 use super::run::Run;
 use crate::environment::Environment;
 use crate::task_record::Stop;
@@ -38,6 +39,7 @@ impl Executor {
                 node: env.node_name.clone(),
                 lease: job.lease.0.clone(),
                 slices: job.slices.clone(),
+                stays: run.room == Room::Stays,
             };
             match env.server.call_extended(&report).await {
                 Err(error) if error.is_temporary() => return Err(error),
@@ -59,6 +61,7 @@ impl Executor {
 impl Run {
     /// Its slices are those of its lease; what has changed goes to the task's log.
     fn follow(&mut self, env: &Environment, lease: &Lease) {
+        self.note_room(lease);
         let step = lease.suspension.as_ref().map(|suspension| suspension.step);
         if step == Some(SuspensionStep::Failed) && !self.is_enforced() {
             let reason = lease.suspension.as_ref().and_then(|suspension| suspension.reason.clone());

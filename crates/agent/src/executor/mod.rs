@@ -4,6 +4,7 @@
 mod fence;
 mod follow;
 mod launch;
+mod make_room;
 mod run;
 mod scan;
 mod sentry;
@@ -41,6 +42,8 @@ pub(crate) enum Update {
     Started(Box<Result<RunningTask, NodeError>>),
     /// The command that runs before the task is stopped has ended, with this result.
     PreStopEnded(String),
+    /// It was suspended for another task, or cannot be, for this reason.
+    MadeRoom(Result<(), String>),
     /// The watchdog has found something out.
     Found(Finding),
     /// The task and all processes it left behind are gone.
@@ -173,6 +176,10 @@ impl Executor {
             },
             Update::PreStopEnded(how) => {
                 found.get_mut().pre_stop_ended(env, &how);
+                None
+            }
+            Update::MadeRoom(made) => {
+                found.get_mut().made_room(env, made);
                 None
             }
             Update::Found(finding) => {

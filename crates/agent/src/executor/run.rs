@@ -8,6 +8,7 @@ use cantle_node::{NodeError, Refusals, enforced_by, got, renew_driver_limits};
 use cantle_runtime::{Backend, Exit, RunningTask, Stopper};
 use tokio::time::Instant;
 
+use super::make_room::Room;
 use super::time::began;
 use super::{ActiveTask, Update, UpdateSender};
 use crate::command;
@@ -31,6 +32,8 @@ pub(super) struct Run {
     unnoted: Option<FirstProcess>,
     /// The changes of its lease that it knows of.
     pub(super) changes: u32,
+    /// How far it has got with making room for another task.
+    pub(super) room: Room,
     /// Its slices have changed, and the server has not confirmed that it knows.
     pub(super) is_changed: bool,
 }
@@ -64,6 +67,7 @@ impl Run {
             refusals: None,
             unnoted: None,
             changes: 0,
+            room: Room::default(),
             is_changed: false,
         }
     }

@@ -9,13 +9,14 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use cantle_clearml::StopRequest;
-use cantle_clearml::quotas::{Fleet, HeldTask};
+use cantle_clearml::quotas::{Fleet, HeldTask, Stopping};
 use cantle_clearml::{Listing, WireError, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_node::Command;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
+use super::make_room::Room;
 use super::run::{PreStop, Run};
 use super::{Executor, Update, UpdateSender};
 use crate::command;
@@ -93,28 +94,33 @@ impl Executor {
         Ok(())
     }
 
-    /// Stops our tasks that the server has evicted for others, as gently as after a user's request.
+    /// Our tasks that the server has evicted for others make room: they are suspended where that is wanted and possible, else stopped as gently
+    /// as after a user's request.
     pub(crate) async fn handle_evictions(
         &mut self,
         env: &Environment,
         fleet: &Fleet,
     ) -> Result<(), WireError> {
-        let reason = |held: &HeldTask| {
-            let reason = held.stopping.as_ref()?.reason.clone();
-            Some((LeaseId(held.lease.clone()), reason))
+        let stopping = |held: &HeldTask| {
+            let stopping = held.stopping.clone()?;
+            Some((LeaseId(held.lease.clone()), stopping))
         };
-        let mut evicted: BTreeMap<LeaseId, String> = fleet.held.iter().filter_map(reason).collect();
+        let mut evicted: BTreeMap<LeaseId, Stopping> = fleet.held.iter().filter_map(stopping).collect();
         evicted.retain(|lease, _| self.tasks.get(lease).is_some_and(Run::is_running_unstopped));
+        evicted.retain(|lease, stopping| {
+            let run = self.tasks.get_mut(lease).filter(|_| stopping.preempt.suspends());
+            !run.is_some_and(|run| run.suspend(env, &stopping.reason, &self.sender))
+        });
         let ids = evicted.keys().filter_map(|lease| self.tasks.get(lease)).map(task_id).collect();
         let tasks = read_tasks(env, ids).await?;
-        for (lease, reason) in evicted {
+        for (lease, Stopping { reason, .. }) in evicted {
             let Some(mut found) = self.tasks.find(&lease) else { continue };
             let run = found.get_mut();
             // A task that the server does not have any more is stopped by the next poll for aborts.
             let Some(task) = tasks.get(&task_id(run)) else { continue };
             if run.pre_stop().is_none() {
                 env.note("stop", Some(&task.id), None, format!("stopping: {reason}"));
-                env.meter.counts().preemptions += 1;
+                env.meter.counts().preemptions += u64::from(run.room != Room::Stays);
             }
             stop_after_callback(env, run, task, Stop::Preempted(reason), &self.sender);
         }

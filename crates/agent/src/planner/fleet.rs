@@ -27,8 +27,12 @@ pub(crate) async fn request_evictions(
     if evictions.is_empty() {
         return Ok(None);
     }
-    let request =
-        Evict { node: env.node_name.clone(), victims: victims(evictions), evictions: planned_on.evictions };
+    let request = Evict {
+        node: env.node_name.clone(),
+        victims: victims(evictions),
+        evictions: planned_on.evictions,
+        can_suspend: true,
+    };
     match env.server.call_extended(&request).await {
         Err(error) if error.is_temporary() => Err(error),
         Err(error) => {

@@ -4,6 +4,7 @@
 pub(crate) mod fleet;
 mod history;
 mod hours;
+mod returns;
 mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,8 +29,10 @@ use crate::executor::limit_of;
 use crate::meter::FALLBACKS;
 use crate::queues::{Backlog, Queued, Served, read_backlog};
 use hours::ForceProperty;
+use returns::Returning;
 
 pub(crate) use history::History;
+pub(crate) use returns::Return;
 pub use schedule::{Hours, Schedule, ScheduleError};
 
 /// The longest time between two plans while a task waits: others' use of the GPUs changes unannounced.
@@ -84,11 +87,13 @@ impl Planner {
         self.waits.values().cloned().collect()
     }
 
-    /// Reads what the next plan is made from; `None` if no task waits, or nothing has changed since the last plan.
+    /// Reads what the next plan is made from; `None` if no task waits, or nothing has changed since the last plan. `has_returning`: suspended
+    /// tasks wait, too.
     pub(crate) async fn read(
         &mut self,
         env: &Environment,
         fleet: Fleet,
+        has_returning: bool,
     ) -> Result<Option<PlanInputs>, WireError> {
         let mut backlog = read_backlog(env).await?;
         let is_empty = |backlog: &Backlog| backlog.values().all(|queue| queue.waiting.is_empty());
@@ -97,7 +102,7 @@ impl Planner {
         } else {
             hours::close(env, &mut self.force, &mut backlog).await?
         };
-        if is_empty(&backlog) {
+        if is_empty(&backlog) && !has_returning {
             self.set_waits(env, &Plan::default());
             return Ok(None);
         }
@@ -126,14 +131,14 @@ impl Planner {
         !is_fresh
     }
 
-    /// Plans and audits, on the node's leases as the lock's holder has read them.
+    /// Plans and audits, on the node's leases as the lock's holder has read them. The second part are suspended tasks that come back.
     pub(crate) fn plan(
         &mut self,
         env: &Environment,
         inputs: &PlanInputs,
         mut leases: Vec<Lease>,
         own: &OwnTasks,
-    ) -> Result<Plan, NodeError> {
+    ) -> Result<(Plan, Vec<Return>), NodeError> {
         let waiting = inputs.backlog.values().map(|queue| queue.waiting.len()).sum::<usize>();
         let span = info_span!("plan", waiting, placed = Empty, evictions = Empty).entered();
         if env.config.allocation_mode.is_gpuless() {
@@ -144,16 +149,19 @@ impl Planner {
         self.closed.extend(not_ended(&inputs.backlog, &here));
         let queues = inputs.queues(env, &here);
         let world = capacity::describe(env.driver.as_ref(), &env.node, &env.node_name, &env.gpus, &leases);
-        let snapshot = world
+        let mut snapshot = world
             .queues(queues)
             .at_once(env.config.allocation_mode.at_once())
             .last_served(self.last_served.clone())
             .expected(self.history.mix())
             .under_quotas(&inputs.fleet, own.ending.clone())
             .build();
+        let returning = Returning::among(&leases, own);
+        returning.enter(env, &inputs.fleet, own, &mut snapshot);
         let began = Instant::now();
         let policy = policy_under(&env.config.policy, &inputs.fleet);
-        let plan = decide(&snapshot, &policy, now_ms())?;
+        let mut plan = decide(&snapshot, &policy, now_ms())?;
+        let returns = returning.take(&mut plan);
         env.meter.counts().decisions.observe(began.elapsed().as_secs_f64());
         self.planned_at = Some(Instant::now());
         if let Some(queue) = plan.last_served() {
@@ -162,7 +170,7 @@ impl Planner {
         span.record("placed", plan.starts.len()).record("evictions", plan.evictions.len());
         self.set_waits(env, &plan);
         self.history.count(&snapshot, &plan.starts);
-        Ok(plan)
+        Ok((plan, returns))
     }
 
     fn set_waits(&mut self, env: &Environment, plan: &Plan) {

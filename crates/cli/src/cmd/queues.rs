@@ -4,14 +4,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_clearml::cantle::{GetQueues, QueueView};
-use cantle_clearml::leases::SetQueue;
+use cantle_clearml::leases::{SetQueue, SetQueuePreempt};
 use cantle_clearml::times::SetQueueTimes;
 use cantle_clearml::{WireError, subcode};
-use cantle_model::{TimeLimit, TimeLimitError};
+use cantle_model::{Preempt, TimeLimit, TimeLimitError};
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 
 use super::list::or_dash;
+use super::quota::{OrNone, or_none, preempt};
 use crate::complete;
 use crate::connect::{Connection, not_there};
 use crate::context::{CommandResult, Context};
@@ -49,13 +50,18 @@ struct SetArgs {
     /// The time of a task that asks for none (2h, 1d12h). `none`: the longest time, if there is one
     #[arg(long, value_name = "TIME|none", value_parser = time)]
     default_time: Option<Time>,
+    /// How its tasks make room for others. `requeue`: they are queued again; `suspend,requeue`: they are suspended if the driver can do that.
+    /// `none`: as the project of a task says
+    #[arg(long, value_name = "WAYS|none", value_parser = or_none(preempt))]
+    preempt: Option<OrNone<Preempt>>,
 }
 
 impl SetArgs {
     fn check(&self) -> Result<(), CliError> {
         let times = (self.default_time.and_then(|time| time.0), self.max_time.and_then(|time| time.0));
-        if self.requeue_after.is_none() && self.max_time.is_none() && self.default_time.is_none() {
-            let text = "nothing to set; write --max-time, --default-time or --requeue-after";
+        let has_times = self.max_time.is_some() || self.default_time.is_some();
+        if !has_times && self.requeue_after.is_none() && self.preempt.is_none() {
+            let text = "nothing to set; write --max-time, --default-time, --requeue-after or --preempt";
             return Err(CliError::new(ErrorKind::Usage, text));
         }
         match times {
@@ -101,7 +107,7 @@ fn requeue_after(text: &str) -> Result<After, String> {
     Ok(After(Some(time)))
 }
 
-const QUEUE_COLUMNS: [Column<QueueView>; 7] = [
+const QUEUE_COLUMNS: [Column<QueueView>; 8] = [
     Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
     Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
     Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
@@ -109,6 +115,11 @@ const QUEUE_COLUMNS: [Column<QueueView>; 7] = [
     Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
     Column { head: "TIME", wide: true, cell: times },
     Column { head: "LOST NODES", wide: true, cell: policy },
+    Column {
+        head: "MAKES ROOM BY",
+        wide: true,
+        cell: |q| or_dash(q.preempt.map(|p| p.to_string()).as_deref()),
+    },
 ];
 
 /// `2h`, `1h, at most 2h`.
@@ -137,7 +148,10 @@ pub(crate) fn queues(context: &Context, args: QueuesArgs) -> CommandResult {
     let connection = Connection::open(context)?;
     set_times(context, &connection, &args)?;
     if let Some(after) = args.requeue_after {
-        set_requeue(context, &connection, args.queue, after)?;
+        set_requeue(context, &connection, args.queue.clone(), after)?;
+    }
+    if let Some(preempt) = args.preempt {
+        set_preempt(context, &connection, args.queue, preempt.into())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -183,6 +197,21 @@ fn set_requeue(
             format!("queue {queue}: a task whose node is silent for {seconds} s is queued again")
         }
         None => format!("queue {queue}: a task whose node is silent is held until the node is back"),
+    });
+    Ok(())
+}
+
+fn set_preempt(
+    context: &Context,
+    connection: &Connection,
+    queue: String,
+    preempt: Option<Preempt>,
+) -> Result<(), CliError> {
+    let request = SetQueuePreempt { queue: queue.clone(), preempt };
+    connection.answer(&request).map_err(|error| about(&queue, error))?;
+    context.printer.say(&match preempt {
+        Some(preempt) => format!("queue {queue}: a task makes room for others by {preempt}"),
+        None => format!("queue {queue}: a task makes room for others as its project says"),
     });
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use cantle_clearml::pools::PoolShare;
 use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, SetQuota};
-use cantle_model::{AmountError, Bytes, Milli, PoolQuota, ProjectQuota, Resource};
+use cantle_model::{AmountError, Bytes, Milli, PoolQuota, Preempt, PreemptError, ProjectQuota, Resource};
 use clap::{Args, Subcommand};
 
 use super::cluster::{self, ClusterArg};
@@ -77,6 +77,9 @@ pub(crate) struct QuotaParts {
     /// Seconds that its tasks may run before they can be preempted
     #[arg(long, value_name = "SECONDS")]
     pub(crate) min_run: Option<u32>,
+    /// How its tasks make room for others: suspend,requeue or requeue; none: as those of the project above it
+    #[arg(long, value_name = "WAYS|none", value_parser = or_none(preempt))]
+    pub(crate) preempt: Option<OrNone<Preempt>>,
     /// Pools whose GPUs its tasks may use, separated by commas, or none for every GPU
     #[arg(long, value_name = "NAME,…|none", value_parser = or_none(pool_names))]
     pub(crate) pools: Option<OrNone<Vec<String>>>,
@@ -84,7 +87,7 @@ pub(crate) struct QuotaParts {
     #[arg(
         long,
         value_name = "NAME",
-        conflicts_with_all = ["weight", "priority", "cpu", "cpu_limit", "memory", "memory_limit", "min_run", "pools"]
+        conflicts_with_all = ["weight", "priority", "cpu", "cpu_limit", "memory", "memory_limit", "min_run", "preempt", "pools"]
     )]
     pub(crate) pool: Option<String>,
 }
@@ -113,6 +116,10 @@ pub(crate) fn or_none<T>(
 
 pub(crate) fn gpus(text: &str) -> Result<Milli, String> {
     text.parse().map_err(|error: AmountError| error.to_string())
+}
+
+pub(crate) fn preempt(text: &str) -> Result<Preempt, String> {
+    text.parse().map_err(|error: PreemptError| error.to_string())
 }
 
 fn pool_names(text: &str) -> Result<Vec<String>, String> {
@@ -235,6 +242,9 @@ fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) -> Result<(), String> {
     }
     if let Some(seconds) = parts.min_run {
         quota.min_run_ms = i64::from(seconds) * 1000;
+    }
+    if let Some(preempt) = parts.preempt {
+        quota.preempt = preempt.into();
     }
     for (given, place) in [
         (parts.limit, &mut quota.gpu.limit),

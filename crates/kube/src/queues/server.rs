@@ -140,6 +140,7 @@ impl Server {
                 node: node.to_owned(),
                 victims: victims(evictions),
                 evictions: seen.evictions,
+                can_suspend: false,
             })
             .await
         {

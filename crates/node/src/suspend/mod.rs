@@ -36,9 +36,9 @@ use crate::store::{Locked, NodeStore};
 use crate::{NodeError, gpu_uuid_bytes, renew_driver_limits};
 
 pub use error::SuspendError;
-pub use place::{budget, suspended};
+pub use place::{budget, suspended, waits_again};
 pub use process::CheckpointHelper;
-pub use recovery::Recovery;
+pub use recovery::{Recovery, make_room};
 
 use process::Thawed;
 
@@ -63,6 +63,15 @@ pub struct Suspender<'a> {
     pub lock_limit: Duration,
 }
 
+/// Who lets a suspended task go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Out {
+    /// A person.
+    UntilResumed,
+    /// The agent, when there is room.
+    ForAnother,
+}
+
 /// The right to change tasks of this node; the kernel takes it from a dead program.
 struct Alone(#[expect(dead_code, reason = "held, not read")] File);
 
@@ -72,11 +81,15 @@ impl Suspender<'_> {
     /// # Errors
     /// [`SuspendError`] says why not, and what has become of the task.
     pub fn suspend(&mut self, id: &LeaseId) -> Result<Lease> {
+        self.suspend_as(id, Out::UntilResumed)
+    }
+
+    fn suspend_as(&mut self, id: &LeaseId, out: Out) -> Result<Lease> {
         let _alone = self.alone()?;
         self.recover_alone()?;
         let lease = self.lease(id)?;
         self.refuse(&lease, "suspended")?;
-        let lease = self.stop(lease)?;
+        let lease = self.stop(lease, out)?;
         self.park(lease)
     }
 
@@ -113,7 +126,7 @@ impl Suspender<'_> {
         self.refuse(&lease, "moved")?;
         self.refuse_move(&lease, to)?;
         let target = self.hold_target(&lease, to)?;
-        let moved = self.stop(lease).and_then(|lease| {
+        let moved = self.stop(lease, Out::UntilResumed).and_then(|lease| {
             let locked = self.node.lock()?;
             let lease = reserve(&locked, lease, target.slices.clone())?;
             locked.retire(&target)?;
@@ -185,10 +198,10 @@ impl Suspender<'_> {
     }
 
     /// Stops all processes of a task and brings their memory to the host. The lease keeps its slices.
-    fn stop(&mut self, lease: Lease) -> Result<Lease> {
+    fn stop(&mut self, lease: Lease, out: Out) -> Result<Lease> {
         let holds = self.holders(&lease)?;
         let needed: u64 = holds.iter().map(|held| held.bytes).sum();
-        let mut lease = self.book(lease, needed)?;
+        let mut lease = self.book(lease, needed, out)?;
         let region = Observer::open(&self.node.slice_dir(&lease.id));
         let stopped = region.map_err(NodeError::from).and_then(|region| {
             region.close()?;
@@ -387,7 +400,7 @@ impl Suspender<'_> {
     }
 
     /// Notes that a task is about to be suspended, if its memory has room on the host.
-    fn book(&self, mut lease: Lease, needed: u64) -> Result<Lease> {
+    fn book(&self, mut lease: Lease, needed: u64, out: Out) -> Result<Lease> {
         let locked = self.node.lock()?;
         place::check_room(&locked, &lease, needed, self.parked_memory)?;
         lease.suspension = Some(Suspension {
@@ -397,6 +410,7 @@ impl Suspender<'_> {
             since_ms: now_ms(),
             locks_until_ms: 0,
             processes: Vec::new(),
+            yields: out == Out::ForAnother,
             reason: None,
         });
         locked.put(&lease)?;

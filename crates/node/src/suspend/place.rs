@@ -78,20 +78,31 @@ fn available_bytes() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
+/// A suspended task as the scheduler sees it: it waits for slices like those that it had.
+#[must_use]
+pub fn waits_again(lease: &Lease, like: &[Slice]) -> Waiting {
+    let bytes = like.first().map_or(0, |slice| slice.memory_limit_bytes);
+    let mut waiting =
+        Waiting::new(lease.task.clone(), lease.placed_ms).wanting(GpuRequest::Memory(Bytes(bytes)));
+    waiting.isolation = Isolation::Shared;
+    if let Some(share) = lease.compute {
+        waiting.compute = ComputeRequest {
+            mode: share.mode,
+            request: Some(share.request_milli),
+            limit: share.limit_milli.filter(|_| share.mode != cantle_model::ComputeMode::Strict),
+        };
+    }
+    waiting
+}
+
 impl Suspender<'_> {
     /// Reserves slices for a suspended task: where it was, else on another GPU of the same kind, or only on `to`.
     pub(super) fn return_to(&self, lease: Lease, suspension: &Suspension, to: Option<&Gpu>) -> Result<Lease> {
         let was_on = |gpu: &&Gpu| suspension.slices.iter().any(|slice| slice.gpu == gpu.uuid);
-        let mut candidates: Vec<&Gpu> = match to {
-            Some(to) => vec![to],
-            None => self.gpus.iter().filter(was_on).collect(),
-        };
         if let Some(to) = to.filter(|to| !was_on(to)) {
             self.refuse_move(&lease, to)?;
-        } else if to.is_none() {
-            let may = |gpu: &&Gpu| !was_on(gpu) && self.refuse_move(&lease, gpu).is_ok();
-            candidates.extend(self.gpus.iter().filter(may));
         }
+        let candidates = to.map_or_else(|| self.places(&lease, suspension), |to| vec![to]);
         let mut why = "its GPU is not there".to_owned();
         for gpu in candidates {
             let locked = self.node.lock()?;
@@ -104,6 +115,31 @@ impl Suspender<'_> {
             }
         }
         Err(SuspendError::NoRoom { task: lease.task, why }.into())
+    }
+
+    /// The GPUs where a suspended task may go on: where it was first, then others of the same kind.
+    #[must_use]
+    pub fn places(&self, lease: &Lease, suspension: &Suspension) -> Vec<&Gpu> {
+        let was_on = |gpu: &&Gpu| suspension.slices.iter().any(|slice| slice.gpu == gpu.uuid);
+        let may = |gpu: &&Gpu| !was_on(gpu) && self.refuse_move(lease, gpu).is_ok();
+        self.gpus.iter().filter(was_on).chain(self.gpus.iter().filter(may)).collect()
+    }
+
+    /// Reserves slices that the caller has planned for a suspended task; [`super::Recovery`] brings it back into them. `false`: not now, because
+    /// another program changes a task of this node, or the driver has less memory free than comes back.
+    ///
+    /// # Errors
+    /// If the driver does not answer, or the lease can't be written.
+    pub fn begin_return(&self, locked: &Locked<'_>, lease: Lease, slices: Vec<Slice>) -> Result<bool> {
+        let Some(_alone) = self.try_alone()? else { return Ok(false) };
+        let parked_bytes = super::parked_bytes(&lease);
+        for slice in &slices {
+            let Some(gpu) = self.gpus.iter().find(|gpu| gpu.uuid == slice.gpu) else { return Ok(false) };
+            if self.is_free(gpu, parked_bytes)?.is_some() {
+                return Ok(false);
+            }
+        }
+        super::reserve(locked, lease, slices).map(|_| true)
     }
 
     /// A restore that meets a full GPU is final. So the driver is asked first; what it lacks.
@@ -122,19 +158,10 @@ impl Suspender<'_> {
         like: &[Slice],
         gpus: &[Gpu],
     ) -> Result<Result<Vec<Slice>, String>> {
-        let bytes = like.first().map_or(0, |slice| slice.memory_limit_bytes);
         let now = now_ms();
         // For the scheduler it is another task: the one of that name has a lease already.
-        let waits_as = TaskId(format!("{}-resumed", lease.task));
-        let mut waiting = Waiting::new(waits_as, now).wanting(GpuRequest::Memory(Bytes(bytes)));
-        waiting.isolation = Isolation::Shared;
-        if let Some(share) = lease.compute {
-            waiting.compute = ComputeRequest {
-                mode: share.mode,
-                request: Some(share.request_milli),
-                limit: share.limit_milli.filter(|_| share.mode != cantle_model::ComputeMode::Strict),
-            };
-        }
+        let mut waiting = waits_again(lease, like);
+        waiting.task = TaskId(format!("{}-resumed", lease.task));
         let spec = QueueSpec { name: "resume".to_owned(), want: QueueWant::Task };
         let leases = locked.sweep()?;
         let world = capacity::describe(self.driver, locked.node(), "here", gpus, &leases);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_driver::Installation;
-use cantle_model::Lease;
+use cantle_model::{Lease, LeaseId};
 
-use super::{CheckpointHelper, LOCK_LIMIT, Result, Suspender, is_unfinished};
+use super::{CheckpointHelper, LOCK_LIMIT, Out, Result, Suspender, budget, is_unfinished};
 use crate::store::NodeStore;
 
 /// Brings unfinished suspensions of a node to their end, in a thread of its own: the driver may take its time.
@@ -40,6 +40,26 @@ impl Recovery {
 }
 
 fn recover(installation: &Installation, node: &NodeStore) -> Result<()> {
+    with_suspender(installation, node, |suspender| suspender.recover())
+}
+
+/// Suspends a task so that another one gets its slices; it comes back as soon as there is room. Takes as long as the driver does.
+///
+/// # Errors
+/// As [`Suspender::suspend`].
+pub fn make_room(installation: &Installation, node: &NodeStore, id: &LeaseId) -> Result<()> {
+    let parked_memory = budget(node)?;
+    with_suspender(installation, node, |suspender| {
+        suspender.parked_memory = parked_memory;
+        suspender.suspend_as(id, Out::ForAnother).map(drop)
+    })
+}
+
+fn with_suspender(
+    installation: &Installation,
+    node: &NodeStore,
+    work: impl FnOnce(&mut Suspender<'_>) -> Result<()>,
+) -> Result<()> {
     let driver = cantle_driver::open(installation)?;
     let gpus = driver.gpus()?;
     let mut helper = CheckpointHelper::default();
@@ -51,5 +71,5 @@ fn recover(installation: &Installation, node: &NodeStore) -> Result<()> {
         parked_memory: None,
         lock_limit: LOCK_LIMIT,
     };
-    suspender.recover()
+    work(&mut suspender)
 }

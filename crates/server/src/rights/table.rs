@@ -140,6 +140,7 @@ pub(crate) const TABLE: &[Rule] = &[
     audited("cantle.set_budget", &[Need::Above(Right::Manage, "project")]),
     audited("cantle.set_pool", &[ADMIN]),
     audited("cantle.set_queue", &[QUEUES]),
+    audited("cantle.set_queue_preempt", &[QUEUES]),
     audited("cantle.set_queue_times", &[QUEUES]),
     audited("cantle.set_quota", &[Need::Above(Right::Manage, "project")]),
     audited("cantle.set_receiver", &[Person, Own]),

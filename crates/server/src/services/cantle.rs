@@ -241,7 +241,7 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
         *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
     }
     let requeues = call.store.requeues().await?;
-    let times = call.store.queue_times().await?;
+    let (times, preempts) = (call.store.queue_times().await?, call.store.queue_preempts().await?);
     let seen = call.active_seen().await?;
     let view = |queue: QueueRow| {
         let serving = nodes.iter().filter(|node| node.alive && node.serves(&queue.name));
@@ -252,6 +252,7 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
             requeue_after_s: requeues.get(&queue.id).and_then(|ms| u64::try_from(ms / 1000).ok()),
             max_time_s: times.get(&queue.id).and_then(|times| times.max),
             default_time_s: times.get(&queue.id).and_then(|times| times.default),
+            preempt: preempts.get(&queue.id).copied(),
             tasks: queue
                 .entries
                 .into_iter()

@@ -107,8 +107,8 @@ impl Board {
             TaskStatus::Queued => Some(self.why_it_waits(task)),
             TaskStatus::InProgress if task.stop_asked => Some("asked to stop".to_owned()),
             TaskStatus::InProgress => {
-                let silent = self.silent_node(task).or_else(|| was_evicted(task, "stopping"));
-                silent.or_else(|| self.suspended(task))
+                let silent = self.silent_node(task).or_else(|| self.suspended(task));
+                silent.or_else(|| was_evicted(task, "making room"))
             }
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()
@@ -133,9 +133,14 @@ impl Board {
         let node = self.nodes.iter().find(|node| node.report.node == holder)?;
         let found = node.report.suspended.iter().find(|suspended| suspended.task == task.index.id)?;
         let (parked, since) = (Bytes(found.parked_bytes), &found.since);
-        Some(format!(
-            "suspended since {since}: {parked} of GPU memory are in the memory of {holder}; cantle resume on {holder} lets it go on"
-        ))
+        let place = format!("{parked} of GPU memory are in the memory of {holder}");
+        let Some(evicted) = was_evicted(task, &format!("suspended since {since}")) else {
+            return Some(format!(
+                "suspended since {since}: {place}; cantle resume on {holder} lets it go on"
+            ));
+        };
+        let waits = node.waiting(&task.index.id).map(|waiting| format!(": {}", waiting.reason));
+        Some(format!("{evicted}; {place}; it goes on when there is room{}", waits.unwrap_or_default()))
     }
 
     /// The future of a task whose node is silent.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cantle_clearml::Empty;
 use cantle_clearml::leases::{
     EndFenced, GetTaskToken, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, ReportSlices, SetQueue,
-    TaskToken,
+    SetQueuePreempt, TaskToken,
 };
-use cantle_clearml::subcode;
+use cantle_clearml::{StopRequest, subcode};
 use cantle_store::{Renewal, Renewed, StoreError};
 
 use crate::app::Call;
@@ -27,6 +27,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(report_slices);
     routes.typed(end_fenced);
     routes.typed(set_queue);
+    routes.typed(set_queue_preempt);
     routes.typed(get_task_token);
 }
 
@@ -45,9 +46,13 @@ async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases,
 }
 
 async fn report_slices(call: Call, request: ReportSlices) -> Result<Empty, ApiError> {
-    let ReportSlices { task, lease, slices, .. } = request;
+    let ReportSlices { task, lease, slices, stays, .. } = request;
     let held = call.task(&task).await?;
     call.store.change_slices(&held, &lease, &slices, call.now_us).await?;
+    if stays {
+        let change = call.change(true, None, Some(StopRequest::Evict.to_string()));
+        call.store.stop_evicted(&held, &lease, &change).await?;
+    }
     Ok(Empty {})
 }
 
@@ -78,11 +83,18 @@ async fn set_queue(call: Call, request: SetQueue) -> Result<Empty, ApiError> {
         let text = format!("requeue_after_s: {seconds} is not between {LEAST_S} and {MOST_S}");
         return Err(ApiError::invalid(text));
     }
-    let queues = call.store.queues().await?;
-    let found = queues.into_iter().find(|row| row.id == queue || row.name == queue);
-    let found = found
-        .ok_or_else(|| ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{queue}\"")))?;
     let after_ms = requeue_after_s.and_then(|seconds| i64::try_from(seconds * 1000).ok());
-    call.store.set_requeue(&found.id, after_ms).await?;
+    call.store.set_requeue(&queue_named(&call, &queue).await?.0, after_ms).await?;
     Ok(Empty {})
+}
+
+async fn set_queue_preempt(call: Call, request: SetQueuePreempt) -> Result<Empty, ApiError> {
+    call.store.set_queue_preempt(&queue_named(&call, &request.queue).await?.0, request.preempt).await?;
+    Ok(Empty {})
+}
+
+/// Id and name of the queue with this name or id.
+pub(super) async fn queue_named(call: &Call, wanted: &str) -> Result<(String, String), ApiError> {
+    let found = call.store.queue_names().await?.into_iter().find(|(id, name)| id == wanted || name == wanted);
+    found.ok_or_else(|| ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{wanted}\"")))
 }

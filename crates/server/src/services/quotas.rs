@@ -12,7 +12,7 @@ use cantle_clearml::quotas::{
 use cantle_clearml::tasks::HyperParams;
 use cantle_clearml::{Empty, StopRequest, TaskRequest, subcode};
 use cantle_metrics::Fallback;
-use cantle_model::{Amounts, Cause, PoolQuota, ProjectQuota, projects_above};
+use cantle_model::{Amounts, Cause, PoolQuota, Preempt, ProjectQuota, projects_above};
 use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
 use serde::Deserialize as _;
 use serde_json::Map;
@@ -87,6 +87,15 @@ impl ProjectQuotas {
     pub(super) fn kept_within(&self, project: Option<&String>) -> Option<String> {
         let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
         self.budgets.limits(&row.name)
+    }
+
+    /// How a task of the project with this id makes room for others, if a project says so: its own or the nearest above.
+    fn preempt(&self, project: Option<&String>) -> Option<Preempt> {
+        let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
+        let path = std::iter::once(row.name.as_str()).chain(projects_above(&row.name));
+        let quota =
+            |name: &str| self.own().find(|(own, _)| *own == name).and_then(|(_, quota)| quota.preempt);
+        path.filter_map(quota).next()
     }
 
     /// Does any project have a quota of a pool?
@@ -172,6 +181,22 @@ pub(super) async fn make_project(call: &Call, name: &str) -> Result<(), ApiError
     match call.store.create_project(&row).await {
         Ok(()) | Err(StoreError::NameTaken { .. }) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// How the tasks of queues make room for others, by id of the queue.
+#[derive(Default)]
+struct Preempts(BTreeMap<String, Preempt>);
+
+impl Preempts {
+    async fn read(call: &Call) -> Result<Self, ApiError> {
+        Ok(Self(call.store.queue_preempts().await?))
+    }
+
+    /// How a task makes room: as its queue says, else as its project says.
+    fn of(&self, task: &TaskRow, quotas: &ProjectQuotas) -> Preempt {
+        let of_queue = task.index.queue.as_ref().and_then(|queue| self.0.get(queue).copied());
+        of_queue.or_else(|| quotas.preempt(task.index.project.as_ref())).unwrap_or_default()
     }
 }
 
@@ -318,6 +343,8 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
             waiting.push(waiting_task(task, project, freeing_on));
         }
     }
+    let is_stopping = fleet.here.iter().any(|task| task.evicted.is_some());
+    let preempts = if is_stopping { Preempts::read(&call).await? } else { Preempts::default() };
     let past = PastUse::read(&call).await?;
     let usage_ppm =
         quotas.own().filter_map(|(name, _)| Some((name.to_owned(), past.ppm(&quotas.projects, name)?)));
@@ -326,7 +353,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         usage_weight_percent: past.policy().usage_weight_percent,
         projects,
         other_gpus_milli: others.values().sum(),
-        held: fleet.here.iter().map(|task| held_task(task, &quotas)).collect(),
+        held: fleet.here.iter().map(|task| held_task(task, &quotas, &preempts)).collect(),
         elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &quotas)).collect(),
         waiting,
         evictions,
@@ -335,7 +362,13 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     })
 }
 
-fn held_task(task: &TaskRow, quotas: &ProjectQuotas) -> HeldTask {
+fn held_task(task: &TaskRow, quotas: &ProjectQuotas, preempts: &Preempts) -> HeldTask {
+    let stopping = task.evicted.as_ref().map(|evicted| Stopping {
+        cause: evicted.cause,
+        reason: evicted.reason.clone(),
+        for_task: Some(evicted.for_task.clone()),
+        preempt: preempts.of(task, quotas),
+    });
     HeldTask {
         task: task.index.id.clone(),
         lease: task.lease.clone().unwrap_or_default(),
@@ -345,7 +378,7 @@ fn held_task(task: &TaskRow, quotas: &ProjectQuotas) -> HeldTask {
         priority: request(task).priority,
         preemptible: task.terms.preemptible,
         started_ms: task.index.started_us.unwrap_or(task.index.status_changed_us) / 1000,
-        stopping: task.evicted.as_ref().map(|e| Stopping { cause: e.cause, reason: e.reason.clone() }),
+        stopping,
     }
 }
 
@@ -375,14 +408,15 @@ fn waiting_task(task: &WaitingRow, project: Option<String>, freeing_on: Option<S
 }
 
 async fn evict(call: Call, request: Evict) -> Result<Empty, ApiError> {
-    let Evict { node, victims, evictions } = request;
-    let victim = |victim: Victim| {
-        let Victim { task, lease, for_task, cause } = victim;
-        cantle_store::VictimTask { task, lease, for_task, cause }
-    };
-    let victims: Vec<_> = victims.into_iter().map(victim).collect();
+    let Evict { node, victims, evictions, can_suspend } = request;
+    let (preempts, quotas) = (Preempts::read(&call).await?, ProjectQuotas::read(&call).await?);
+    let mut all = Vec::with_capacity(victims.len());
+    for Victim { task, lease, for_task, cause } in victims {
+        let suspends = can_suspend && preempts.of(&call.app.store.task(&task).await?, &quotas).suspends();
+        all.push(cantle_store::VictimTask { task, lease, for_task, cause, suspends });
+    }
     let change = call.change(true, None, Some(StopRequest::Evict.to_string()));
-    call.store.evict(&node, &victims, evictions, &change).await?;
+    call.store.evict(&node, &all, evictions, &change).await?;
     Ok(Empty {})
 }
 

@@ -11,6 +11,7 @@ use cantle_store::{AfterRow, QueueTimes, StoreError, TaskFilter, Wishes};
 use serde::Deserialize as _;
 use serde_json::Value;
 
+use super::leases::queue_named;
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::rights::act::Run;
@@ -132,10 +133,7 @@ async fn open(call: &Call, task: &str, after: Vec<After>) -> Result<Vec<After>, 
 
 async fn set_queue_times(call: Call, request: SetQueueTimes) -> Result<Empty, ApiError> {
     let SetQueueTimes { queue, max_time_s, default_time_s } = request;
-    let names = call.store.queue_names().await?;
-    let found = names.into_iter().find(|(id, name)| *id == queue || *name == queue);
-    let (id, name) = found
-        .ok_or_else(|| ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{queue}\"")))?;
+    let (id, name) = queue_named(&call, &queue).await?;
     let mut times = times_of(&call, &id).await?;
     let limit = |what: &str, seconds: u64| match seconds {
         0 => Ok(None),

@@ -67,6 +67,7 @@ impl Writes {
             let _ = writeln!(seen.within, "{:?}", row.entries);
         }
         let rules = (store.requeues().await.unwrap(), store.queue_times().await.unwrap());
+        let rules = (rules, store.queue_preempts().await.unwrap());
         let _ = writeln!(seen.outside, "{rules:?}");
         for fill in ["visible", "hidden"] {
             for id in [&world.tasks[&(role, fill)], &world.models[&(role, fill)]] {
@@ -255,6 +256,7 @@ impl Writes {
             ("queues.delete_metadata", json!({"keys": ["k"]})),
             ("cantle.set_queue", json!({"requeue_after_s": 60})),
             ("cantle.set_queue_times", json!({"max_time_s": 60})),
+            ("cantle.set_queue_preempt", json!({"preempt": ["suspend", "requeue"]})),
         ] {
             for fill in QUEUES {
                 let mut body = others.clone();

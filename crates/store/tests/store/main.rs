@@ -155,6 +155,7 @@ async fn contended() -> (Fixture, VictimTask) {
         lease: "victim".into(),
         for_task: "claimant".into(),
         cause: Cause::Reclaim,
+        suspends: false,
     };
     (f, victim)
 }
@@ -238,6 +239,39 @@ async fn the_evicted_go_to_the_front_once_and_keep_their_history() {
     let story = f.store.events(Some("victim"), Some(0), 100).await.unwrap();
     let kinds: Vec<&str> = story.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["enqueue", "place", "start", "reclaim", "end", "requeue", "place", "start"]);
+}
+
+#[tokio::test]
+async fn the_suspended_make_room_until_they_are_back() {
+    let (f, victim) = contended().await;
+    let slices = f.store.task("victim").await.unwrap().slices;
+    let before = f.store.task("victim").await.unwrap().status_message;
+    let asked = Change { message: "stop".into(), ..at(10) };
+    f.store.evict("n", &[VictimTask { suspends: true, ..victim }], 0, &asked).await.unwrap();
+    let told = async || f.store.task("victim").await.unwrap().status_message;
+    assert_eq!(told().await, before, "a task that is suspended hears nothing");
+    f.store.stop_evicted("victim", "another", &asked).await.unwrap();
+    assert_eq!(told().await, before, "another lease");
+    f.store.change_slices("victim", "victim", &[], 11).await.unwrap();
+    assert!(f.store.task("victim").await.unwrap().is_out());
+    // What is out waits, and others can make room for it; the negative control: one that ran and is done.
+    f.started("other", Terms::default()).await.unwrap();
+    let wish = |for_task: &str| VictimTask {
+        task: "other".into(),
+        lease: "other".into(),
+        for_task: for_task.into(),
+        cause: Cause::Reclaim,
+        suspends: false,
+    };
+    let last = f.store.last_eviction().await.unwrap();
+    assert!(f.store.evict("n", &[wish("other")], last, &asked).await.is_err());
+    f.store.evict("n", &[wish("victim")], last, &asked).await.unwrap();
+    assert_eq!(f.store.task("other").await.unwrap().status_message, "stop");
+    f.store.change_slices("victim", "victim", &slices, 12).await.unwrap();
+    let back = f.store.task("victim").await.unwrap();
+    assert_eq!((back.evicted, back.index.status), (None, TaskStatus::InProgress));
+    f.store.stop_evicted("victim", "victim", &asked).await.unwrap();
+    assert_eq!(told().await, before, "it makes room for nobody");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use cantle_clearml::quotas::{HeldTask, QuotaView, Stopping};
 use cantle_decide::Offer;
 use cantle_mig::{Profile, Table};
-use cantle_model::{Cause, Fraction, Gpu, MigInstance, Milli, PoolQuota, ProjectQuota, Quota};
+use cantle_model::{Cause, Fraction, Gpu, MigInstance, Milli, PoolQuota, Preempt, ProjectQuota, Quota};
 
 use super::*;
 
@@ -131,7 +131,12 @@ fn what_is_idle_is_lent_and_taken_back_by_its_owner() {
     assert!(why(&back, "b0").contains("being freed by"), "{}", why(&back, "b0"));
 
     // After that task was asked to stop, no other is.
-    let stopping = Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() });
+    let stopping = Some(Stopping {
+        cause: Cause::Reclaim,
+        reason: "reclaimed".to_owned(),
+        for_task: None,
+        preempt: Preempt::Requeue,
+    });
     let asked = fleet.held.iter_mut().find(|held| held.lease == victim.lease.0).unwrap();
     asked.stopping = stopping;
     assert!(decided(&view, &fleet, &own, &owner).evictions.is_empty());

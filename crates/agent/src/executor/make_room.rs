@@ -1,0 +1,82 @@
+//! Suspends tasks that have to make room for others, where their queue or project wants it and the driver can.
+
+use cantle_model::{Lease, Suspension};
+use cantle_node::make_room;
+use tokio::task::spawn_blocking;
+
+use super::run::Run;
+use super::{Executor, Update, UpdateSender};
+use crate::environment::Environment;
+
+/// How far a task has got with making room for another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Room {
+    /// It holds its slices.
+    #[default]
+    Holds,
+    /// It is being suspended.
+    Suspending,
+    /// It is suspended: it holds nothing. `returns`: it comes back by itself.
+    Out { returns: bool },
+    /// It cannot be suspended, so it is stopped for others.
+    Stays,
+}
+
+impl Executor {
+    /// Are there suspended tasks that come back as soon as there is room?
+    pub(crate) fn has_returning(&self) -> bool {
+        self.tasks.values().any(|run| run.room == Room::Out { returns: true })
+    }
+
+    /// Brings suspended tasks back that have got slices.
+    pub(crate) fn bring_back(&self, env: &Environment, leases: &[Lease]) {
+        self.recovery.look(&env.node, leases);
+    }
+}
+
+impl Run {
+    /// Makes room for another task by a suspension, if it can: `false` if it has to be stopped for that.
+    pub(super) fn suspend(&mut self, env: &Environment, reason: &str, sender: &UpdateSender) -> bool {
+        match self.room {
+            Room::Stays => return false,
+            Room::Suspending | Room::Out { .. } => return true,
+            Room::Holds => self.room = Room::Suspending,
+        }
+        env.note("stop", Some(&self.entry().job.task.0), None, format!("making room: {reason}"));
+        env.meter.counts().preemptions += 1;
+        let (installation, node) = (env.config.installation.clone(), env.node.clone());
+        let (lease, sender) = (self.entry().job.lease.clone(), sender.clone());
+        spawn_blocking(move || {
+            let made = make_room(&installation, &node, &lease).map_err(|error| error.to_string());
+            let _ = sender.send((lease, Update::MadeRoom(made)));
+        });
+        true
+    }
+
+    /// The suspension has ended. What could not be suspended is stopped at the next look at the evictions.
+    pub(super) fn made_room(&mut self, env: &Environment, made: Result<(), String>) {
+        if self.room != Room::Suspending {
+            return;
+        }
+        match made {
+            // Its lease says so, and is read before the next look.
+            Ok(()) => self.room = Room::Out { returns: true },
+            Err(why) => {
+                self.room = Room::Stays;
+                // The server tells the task that it is to stop.
+                self.is_changed = true;
+                env.note_in_task_log("suspend", self.entry(), &format!("it is not suspended: {why}"));
+            }
+        }
+    }
+
+    /// Whether it is out, by its lease.
+    pub(super) fn note_room(&mut self, lease: &Lease) {
+        let out = lease.suspension.as_ref().filter(|suspension| suspension.is_suspended());
+        self.room = match (out, self.room) {
+            (Some(Suspension { yields, .. }), _) => Room::Out { returns: *yields },
+            (None, Room::Out { .. }) => Room::Holds,
+            (None, room) => room,
+        };
+    }
+}
