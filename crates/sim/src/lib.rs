@@ -15,6 +15,7 @@
 mod baselines;
 mod come_and_go;
 mod fill;
+mod make_room;
 pub mod openb;
 mod parse;
 pub mod picture;
@@ -25,6 +26,7 @@ mod scenario;
 
 pub use come_and_go::{ComeAndGo, Waits};
 pub use fill::{Figures, Fill, Filled};
+pub use make_room::{MadeRoom, make_room};
 pub use parse::parse;
 pub use policy::ReplayPolicy;
 pub use run::run_scenario;
