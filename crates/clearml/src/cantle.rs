@@ -8,10 +8,9 @@ use cantle_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::ArrayView;
-use crate::Empty;
 use crate::SuspendedView;
 use crate::wire::{endpoint, one_or_many};
+use crate::{ArrayView, Empty};
 
 /// `cantle.report_node`: the agent calls it at each change and at least every [`ReportNode::interval_ms`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -187,9 +187,7 @@ pub struct VictimTask {
     pub for_task: String,
     /// Why.
     pub cause: Cause,
-    /// It is suspended if it can be. It hears of a stop only if it cannot ([`Store::stop_evicted`]).
-    ///
-    /// [`Store::stop_evicted`]: crate::Store::stop_evicted
+    /// It is suspended if it can be, and hears of a stop only if it cannot ([`crate::Store::stop_evicted`]).
     pub suspends: bool,
 }
 
