@@ -166,11 +166,12 @@ def started_on_a_full_disk():
     """The agent dies while its disk is full, and comes back: it takes its tasks over, and serves again when there is room."""
     with installation() as cantle:
         small_disk(cantle)
-        port, go = own_port(), cantle.home / "go"
+        port, go, began = own_port(), cantle.home / "go", cantle.home / "began"
         agent = cantle.up(*QUEUES, port=port)
-        held_until_go = lambda: cantle.submit("half", "sh", "-c", f"until [ -e {go} ]; do sleep 0.1; done")
+        held_until_go = lambda: cantle.submit("half", "sh", "-c", f"touch {began}; until [ -e {go} ]; do sleep 0.1; done")
         tasks = [held_until_go()]
-        until(lambda: running(cantle, tasks), lambda: cantle.json("tasks"))
+        # The server calls a task in progress before it has a process; one that has none yet goes back to its queue with the agent's death.
+        until(began.exists, lambda: cantle.json("tasks"))
         fill(cantle)
         for _ in range(2):
             killed(agent)
