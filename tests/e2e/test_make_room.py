@@ -83,6 +83,40 @@ while not os.path.exists({str(end)!r}): time.sleep(0.1)
     cantle.wait_state(low, "completed")
 
 
+@pytest.mark.parametrize("driver, moves", [("570.86.15", False), ("580.95.05", True)])
+def test_it_comes_back_where_the_driver_can_restore_it(make_cantle, tmp_path, driver, moves):
+    """Drivers before 580 restore on the same GPU only."""
+    cantle = make_cantle("2xA100-40GB", driver=driver)
+    cantle.up("--queue", "q=task")
+    cantle.cli("queues", "set", "q", "--preempt", "suspend,requeue")
+    cantle.cli("quota", "set", "a", "--gpu", "2")
+    flags = ("--gpus", "1", "--project", "a")
+    ends = [tmp_path / f"end{n}" for n in range(3)]
+    low = [cantle.submit("q", *hold(1, end), flags=flags) for end in ends[:2]]
+    for task in low:
+        cantle.wait_state(task, "in_progress")
+    wait_until(lambda: holders(cantle) == [2, 0], 60, lambda: holders(cantle))
+    high = cantle.submit("q", *hold_until(ends[2], "--at-most", 2 * GIB), flags=(*flags, "--priority", "5"))
+    cantle.wait_state(high, "in_progress")
+    wait_until(lambda: sum(is_out(cantle, task) for task in low) == 1, 60, lambda: [cantle.task(task) for task in low])
+    (out,) = [task for task in low if is_out(cantle, task)]
+    other = 1 - low.index(out)
+    ends[other].touch()
+    cantle.wait_state(low[other], "completed")
+    if moves:
+        wait_until(lambda: not is_out(cantle, out), 60, lambda: cantle.task(out))
+        assert holders(cantle) == [1, 1]
+    else:
+        wait_reason(cantle, out, "it is bound to GPU-")
+        assert holders(cantle) == [0, 1]
+    ends[2].touch()
+    cantle.wait_state(high, "completed")
+    wait_until(lambda: holders(cantle) == [1, 0], 60, lambda: holders(cantle))
+    ends[1 - other].touch()
+    cantle.wait_state(out, "completed")
+    assert kinds(cantle, out).count("place") == 1
+
+
 def test_a_new_agent_brings_back_what_the_dead_one_suspended(make_cantle, tmp_path):
     cantle = make_cantle("1xA100-40GB")
     port, low_ends, high_ends = own_port(), tmp_path / "low", tmp_path / "high"

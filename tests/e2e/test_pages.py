@@ -153,6 +153,10 @@ def test_suspend_move_and_resize(box):
     smaller, larger = page.next("cantle resize").splitlines()
     assert "has now 0.25 of GPU 1" in box.run(smaller.replace("TASK", task))
     assert "20 GiB limit" in box.run(larger.replace("TASK", task))
+    box.start("cantle up --queue small=0.25")
+    for line in page.next("cantle queues set").splitlines():
+        assert "room" in box.run(line.replace("QUEUE", "small").replace("PROJECT", "vision"))
+    box.stop()
     page.end()
 
 

@@ -1,8 +1,9 @@
 //! Suspends tasks that have to make room for others, where their queue or project wants it and the driver can.
 
+use std::thread;
+
 use cantle_model::{Lease, Suspension};
 use cantle_node::make_room;
-use tokio::task::spawn_blocking;
 
 use super::run::Run;
 use super::{Executor, Update, UpdateSender};
@@ -46,7 +47,8 @@ impl Run {
         env.meter.counts().preemptions += 1;
         let (installation, node) = (env.config.installation.clone(), env.node.clone());
         let (lease, sender) = (self.entry().job.lease.clone(), sender.clone());
-        spawn_blocking(move || {
+        // A thread of its own, as for a recovery: the end of the agent does not wait for the driver, and the next agent undoes what was begun.
+        thread::spawn(move || {
             let made = make_room(&installation, &node, &lease).map_err(|error| error.to_string());
             let _ = sender.send((lease, Update::MadeRoom(made)));
         });

@@ -62,8 +62,10 @@ impl Returning {
             })
             .collect();
         waiting.sort_by_key(|(_, waiting)| waiting.enqueued_at_ms);
-        for gpu in snapshot.nodes.iter_mut().flat_map(|node| &mut node.gpus) {
-            gpu.pools.push(gpu.gpu.uuid.0.clone());
+        if waiting.iter().any(|(_, waiting)| waiting.pools.iter().any(|rule| rule.project.is_empty())) {
+            for gpu in snapshot.nodes.iter_mut().flat_map(|node| &mut node.gpus) {
+                gpu.pools.push(gpu.gpu.uuid.0.clone());
+            }
         }
         let mut queues = Vec::new();
         for queue in std::mem::take(&mut snapshot.queues) {
