@@ -8,8 +8,8 @@ use cantle_model::Preempt;
 use cantle_sim::{make_room, openb};
 
 const FIRST_SEED: u64 = 42;
-const GPUS: usize = 320;
-const COPIES: usize = 8;
+const GPUS: usize = 80;
+const COPIES: usize = 2;
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);

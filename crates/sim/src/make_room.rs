@@ -244,7 +244,7 @@ impl World {
     /// Plans and carries out until there is nothing more to do.
     fn settle(&mut self, now_s: u64) -> Result<(), BrokenPlan> {
         loop {
-            while self.state.queues[0].waiting.len() < HEAD
+            while self.newcomers() < HEAD
                 && let Some(next) = self.line.pop_front()
             {
                 self.state.queues[0].waiting.push(next);
@@ -287,6 +287,11 @@ impl World {
                 return Ok(());
             }
         }
+    }
+
+    /// The waiting tasks that have made room for nobody; the others are in front of the head.
+    fn newcomers(&self) -> usize {
+        self.state.queues[0].waiting.iter().filter(|waiting| waiting.yielded_to.is_none()).count()
     }
 
     fn figures(mut self) -> MadeRoom {
