@@ -18,6 +18,8 @@ openb="${OPENB:-../shared/data/openb}"
 if [ -d "$openb" ]; then
     # Two seeds, about a minute; ten, as published figures have, with: cargo run --release -p cantle-sim --example openb -- DIR
     cargo run -q --release --locked -p cantle-sim --example openb -- "$openb" 2 || broken=1
+    # One seed, about a minute.
+    cargo run -q --release --locked -p cantle-sim --example make_room -- "$openb" 1 || broken=1
 else
     echo "openb: skipped, the trace is not at $openb (set OPENB to the folder with its CSV files)"
 fi

@@ -216,7 +216,7 @@ pub(super) const SUITES: &[Suite] = &[
     clock("packages", 8, 10, "packages", &[run("tests/packages/run.sh")]),
     clock("ui", 10, 5, "ui", &[run("tests/ui/run.sh")]),
     clock("compute", 6, 4, "common", &[run(pytest!("tests/compute"))]),
-    clock("postgres", 6, 5, "postgres", &[run("tests/postgres/run.sh")]),
+    clock("postgres", 9, 5, "postgres", &[run("tests/postgres/run.sh")]),
     // All of them in tests/soak.sh.
     clock("faults", 8, 4, "common", &[run(".venv/bin/python tests/faults/faults.py --short")]),
     // It waits for a provider and for its intervals.
