@@ -214,9 +214,9 @@ pub(super) const SUITES: &[Suite] = &[
     clock("clearml", 4, 10, "clearml", &[marked(Marked::Full, "tests/clearml/run.sh")]),
     clock("docker", 8, 8, "docker", &[run("tests/docker/run.sh")]),
     clock("packages", 8, 10, "packages", &[run("tests/packages/run.sh")]),
-    clock("ui", 10, 5, "ui", &[run("tests/ui/run.sh")]),
+    clock("ui", 10, 8, "ui", &[run("tests/ui/run.sh")]),
     clock("compute", 6, 4, "common", &[run(pytest!("tests/compute"))]),
-    clock("postgres", 9, 5, "postgres", &[run("tests/postgres/run.sh")]),
+    clock("postgres", 6, 9, "postgres", &[run("tests/postgres/run.sh")]),
     // All of them in tests/soak.sh.
     clock("faults", 8, 4, "common", &[run(".venv/bin/python tests/faults/faults.py --short")]),
     // It waits for a provider and for its intervals.
