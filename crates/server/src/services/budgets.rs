@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use cantle_clearml::budgets::{BudgetView, Budgets, GetBudgets, SetBudget};
 use cantle_clearml::{Empty, subcode};
-use cantle_model::{AtFull, ProjectQuota, projects_above};
+use cantle_model::{AtFull, ProjectQuota};
 use cantle_store::{BudgetMonth, BudgetRow, ProjectRow, Store, StoreError};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::projects::named;
-use super::quotas::make_project;
+use super::quotas::{make_project, project_path};
 use crate::app::Call;
 use crate::clock::date;
 use crate::error::ApiError;
@@ -92,7 +92,7 @@ impl FullBudgets {
 
     /// Of a project and those above it.
     fn over(&self, project: &str) -> impl Iterator<Item = (&str, &BudgetRow)> {
-        let names = std::iter::once(project).chain(projects_above(project));
+        let names = project_path(project);
         names.filter_map(|name| self.0.get_key_value(name)).map(|(name, row)| (name.as_str(), row))
     }
 

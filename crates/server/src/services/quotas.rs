@@ -37,6 +37,11 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(give_back);
 }
 
+/// A project, then those above it, nearest first.
+pub(super) fn project_path(name: &str) -> impl Iterator<Item = &str> {
+    std::iter::once(name).chain(projects_above(name))
+}
+
 /// The projects with their quotas, and the quota that each project counts against.
 pub(super) struct ProjectQuotas {
     pub(super) projects: Vec<ProjectRow>,
@@ -53,8 +58,7 @@ impl ProjectQuotas {
             projects.iter().filter(|row| row.quota.is_some()).map(|row| row.name.as_str()).collect();
         let counted_to = |row: &ProjectRow| {
             let name = row.name.as_str();
-            let to =
-                std::iter::once(name).chain(projects_above(name)).find(|name| with_quota.contains(name))?;
+            let to = project_path(name).find(|name| with_quota.contains(name))?;
             Some((row.id.clone(), to.to_owned()))
         };
         let counted_to = projects.iter().filter_map(counted_to).collect();
@@ -92,10 +96,8 @@ impl ProjectQuotas {
     /// How a task of the project with this id makes room for others, if a project says so: its own or the nearest above.
     fn preempt(&self, project: Option<&String>) -> Option<Preempt> {
         let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
-        let path = std::iter::once(row.name.as_str()).chain(projects_above(&row.name));
-        let quota =
-            |name: &str| self.own().find(|(own, _)| *own == name).and_then(|(_, quota)| quota.preempt);
-        path.filter_map(quota).next()
+        let of = |name: &str| self.own().find(|(own, _)| *own == name).and_then(|(_, quota)| quota.preempt);
+        project_path(&row.name).find_map(of)
     }
 
     /// Does any project have a quota of a pool?
@@ -215,7 +217,7 @@ fn sums<'a>(quotas: &'a ProjectQuotas, held: &[TaskRow], waiting: &[TaskRow]) ->
     let mut sums = BTreeMap::new();
     let mut add = |task: &TaskRow, part: Sums| {
         let name = task.index.project.as_deref().and_then(|id| names.get(id).copied());
-        for name in name.into_iter().flat_map(|name| std::iter::once(name).chain(projects_above(name))) {
+        for name in name.into_iter().flat_map(project_path) {
             let sum: &mut Sums = sums.entry(name).or_default();
             sum.allocated_milli += part.allocated_milli;
             sum.running += part.running;
@@ -244,7 +246,7 @@ async fn in_pools(call: &Call, quotas: &ProjectQuotas, held: &[TaskRow]) -> Resu
     let of_tasks = call.store.held_in_pools(held).await?;
     for task in held {
         let name = task.index.project.as_deref().and_then(|id| names.get(id).copied());
-        for name in name.into_iter().flat_map(|name| std::iter::once(name).chain(projects_above(name))) {
+        for name in name.into_iter().flat_map(project_path) {
             let sums = sums.entry(name.to_owned()).or_default();
             for (pool, milli) in of_tasks.get(&task.index.id).into_iter().flatten() {
                 *sums.entry(pool.clone()).or_default() += milli;

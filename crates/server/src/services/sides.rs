@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_clearml::usage::UsageKey;
-use cantle_model::projects_above;
 use cantle_store::QuotaTime;
 use cantle_usage::{GpuPresence, Guarantee, Holding, MilliUs, Period, Sides, sides};
 
 use super::accounts::{Records, name_in};
+use super::quotas::project_path;
 use crate::app::Call;
 use crate::clock::date;
 use crate::error::ApiError;
@@ -36,7 +36,7 @@ impl Quotas {
 
     /// The projects with a quota that a project counts against, itself first.
     fn above(&self, project: &str) -> Vec<usize> {
-        let all = std::iter::once(project).chain(projects_above(project));
+        let all = project_path(project);
         all.filter_map(|name| self.by_name.get(name).copied()).collect()
     }
 
