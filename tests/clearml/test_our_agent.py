@@ -212,7 +212,9 @@ def test_graphs_have_figures_of_the_gpus(server):
     daemon(server, "--queue", "half_gpu=0.5", "--child-report-tags", "blue", "big")
     [worker] = server.api("workers.get_all", last_seen=60)["workers"]
     assert worker["tags"] == ["blue", "big"]
-    stats = wait_until(lambda: server.api("workers.get_all", last_seen=60)["workers"][0]["machine_stats"], 60, "a first report")
+    # The agent is registered before it has measured for the first time.
+    worker = lambda: server.api("workers.get_all", last_seen=60)["workers"][0]
+    stats = wait_until(lambda: worker().get("machine_stats"), 60, "a first report")
     for measure in ("gpu_usage", "gpu_temperature", "gpu_memory_used", "gpu_memory_free"):
         assert len(stats[measure]) == 3, stats
     keys = server.api("workers.get_metric_keys")["categories"]
