@@ -84,6 +84,11 @@ def test_no_lock_is_held_while_the_driver_calls_back(machine):
     assert record["free"] == LIMIT - CONTEXT, record
 
 
+def test_a_pool_may_be_destroyed_before_its_memory_is_free(machine):
+    record = ended_in_time(start(machine, "pool_destroyed_first"), "it waits for ever")
+    assert record["free"] == LIMIT - CONTEXT, record
+
+
 def test_no_lock_is_held_while_the_driver_calls_back_control(machine):
     ended_in_time(start(machine, "calls_back", None), "without a slice nothing waits")
 

@@ -240,6 +240,17 @@ def calls_back():
     return 0, 0
 
 
+def pool_destroyed_first():
+    """Pools that are destroyed while their memory is in use, more of it than the slice has. It is free when the stream has reached the end of its use."""
+    for _ in range(2 * limit // CHUNK):
+        must(cuda.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(1, 0, 1, 0))))
+        must(from_pool())
+        must(cuda.cuMemPoolDestroy(pool))
+        must(cuda.cuMemFreeAsync(pointer, None))
+        must(cuda.cuCtxSynchronize())
+    return 0, 0
+
+
 def reset_takes_pools():
     """A reset with memory of a pool of its own, and a synchronization after it."""
     primary = ctypes.c_void_p()

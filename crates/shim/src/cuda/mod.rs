@@ -13,6 +13,7 @@ mod memory;
 mod pool;
 mod pool_charge;
 mod pool_current;
+mod pool_end;
 mod pool_question;
 mod report;
 mod share;
@@ -62,7 +63,7 @@ hooks! { CUDA, "cuda":
     Frees cuMemFreeAsync(address: Address, stream: Stream) => pool::free::<false>;
     Frees cuMemFreeAsync_ptsz(address: Address, stream: Stream) => pool::free::<true>;
     Allocates cuMemPoolCreate(pool: *mut Pool, properties: *const pool::Properties) => pool::create;
-    Frees cuMemPoolDestroy(pool: Pool) => pool::destroy;
+    Frees cuMemPoolDestroy(pool: Pool) => pool_end::destroy;
     Frees cuMemPoolTrimTo(pool: Pool, keep: usize) => pool::trim_to;
     Frees cuMemPoolSetAttribute(pool: Pool, which: c_int, value: *mut c_void) => pool::set_attribute;
     Frees cuCtxSynchronize() => pool::synchronize;

@@ -13,13 +13,13 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use cantle_ledger::granules_holding;
-
 use super::charge::{self, SliceGpu};
 use super::location::{Location, Place};
-use super::pool_charge::{UNSURE, reserve_growth, settle_all, trim};
-use super::pool_question::{Guest, is_left_to_guests};
-use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph, pool_current};
+use super::pool_charge::{LEAVING, UNSURE, reserve_growth, settle_all, trim};
+use super::{
+    Address, Context, Device, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph,
+    pool_current,
+};
 use crate::capture_mode::RelaxedMode;
 use crate::function::Status;
 use crate::gate;
@@ -145,6 +145,7 @@ pub(super) unsafe fn alloc_from(
     let real = || unsafe { real(address, bytes, pool, stream) };
     let Some(process) = process() else { return OUT_OF_MEMORY };
     let known = match process.pools.get(pool as u64) {
+        Some(known) if known.context == LEAVING => return INVALID_VALUE,
         Some(known) if known.context != UNSURE => Some(known),
         _ if process.host_pools.get(pool as u64).is_some() => return real(),
         Some(unsure) => {
@@ -162,7 +163,7 @@ pub(super) unsafe fn alloc_from(
 }
 
 /// The device whose default or current pool this is.
-fn owner_of(pool: Pool) -> Option<Device> {
+pub(super) fn owner_of(pool: Pool) -> Option<Device> {
     let mut count = 0;
     // SAFETY: `count` is a live local of the type that the function writes.
     unsafe { driver::cuDeviceGetCount.get().ok()?(&raw mut count) };
@@ -287,42 +288,6 @@ pub(super) unsafe fn set_attribute(
     let status = unsafe { real(pool, which, value) };
     note_any_free();
     settle_all();
-    status
-}
-
-/// The driver frees a destroyed pool only once everything from it has been freed, and until then the pool can no longer be
-/// queried. So what is still in use stays charged until the process ends.
-pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: Pool) -> Status {
-    settle_all();
-    let known = process().and_then(|process| Some((process, process.pools.get(pool as u64)?)));
-    let Some((process, gpu)) =
-        known.and_then(|(process, known)| Some((process, SliceGpu::charged(known.gpu())?)))
-    else {
-        // SAFETY: the call contract; the arguments are passed unchanged.
-        return unsafe { real(pool) };
-    };
-    process.pool_changes.fetch_add(1, Release);
-    let in_use = Guest::enter(process, pool).and_then(|guest| guest.used_bytes()).unwrap_or(0);
-    // Off the table before the driver is asked: afterwards it must not be asked about this pool.
-    let taken = process.pools.remove(pool as u64);
-    let status = if taken.is_some() && is_left_to_guests(process, pool) {
-        SUCCESS
-    } else {
-        // SAFETY: the call contract; the arguments are passed unchanged.
-        unsafe { real(pool) }
-    };
-    if let (Some(mut balance), Some(taken)) = (gpu.lock(), taken) {
-        let charged = granules_holding(taken.bytes());
-        let surplus = if status == SUCCESS {
-            charged.saturating_sub(granules_holding(in_use))
-        } else {
-            // It is not destroyed. Another thread may have met it meanwhile, and charged it once more.
-            let other = process.pools.insert(taken).ok().flatten();
-            other.map_or(0, |other| granules_holding(other.bytes()))
-        };
-        balance.account.release(surplus);
-    }
-    process.pool_changes.fetch_add(1, Release);
     status
 }
 

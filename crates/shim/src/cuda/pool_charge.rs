@@ -6,6 +6,7 @@ use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
 
 use super::charge::{Balance, SliceGpu};
 use super::pool::Pool;
+use super::pool_end::destroy_if_left_and_empty;
 use super::pool_question::{Answer, Guest, ask};
 use crate::capture_mode::RelaxedMode;
 use crate::holdings::PoolCalls;
@@ -14,6 +15,8 @@ use crate::table::Entry;
 
 /// In place of the idle memory of an entry: its pool may have gone with its GPU's primary context.
 pub(super) const UNSURE: u64 = u64::MAX;
+/// In place of the idle memory of an entry: the program has destroyed the pool ([`super::pool_end`]).
+pub(super) const LEAVING: u64 = u64::MAX - 1;
 
 /// The driver's pools grow in steps of this size.
 const STEP_BYTES: u64 = 32 << 20;
@@ -35,6 +38,11 @@ const SLOT_BYTES: u64 = 512;
 /// Whether a pool has enough idle memory for a request. The end of the idle memory may be too small to be given out.
 fn fits(bytes: u64, idle_bytes: u64) -> bool {
     bytes.checked_next_multiple_of(SLOT_BYTES).is_some_and(|taken| taken <= idle_bytes)
+}
+
+/// Whether the context of an entry is idle memory.
+const fn is_idle(entry: &Entry) -> bool {
+    entry.context < LEAVING
 }
 
 /// The entry of a pool that is on the balance's GPU.
@@ -108,7 +116,7 @@ impl CallShare {
 
     fn end(self, balance: &mut Balance, pool: Pool) {
         balance.process().pools.update(pool as u64, |entry| {
-            if entry.context != UNSURE {
+            if is_idle(entry) {
                 entry.context = entry.context.saturating_sub(self.of_growth_bytes);
             }
         });
@@ -158,7 +166,7 @@ pub(super) fn reserve_growth(gpu: SliceGpu, pool: Pool, bytes: u64) -> Result<Ca
 
 /// Takes the part of an allocation from what is known to be idle, if that suffices.
 fn claim(balance: &Balance, pool: Pool, bytes: u64) -> bool {
-    let fitting = known_to(balance, pool).filter(|known| fits(bytes, known.context));
+    let fitting = known_to(balance, pool).filter(|known| is_idle(known) && fits(bytes, known.context));
     fitting.is_some()
         && balance.process().pools.update(pool as u64, |entry| {
             entry.context = entry.context.saturating_sub(bytes.next_multiple_of(SLOT_BYTES));
@@ -173,8 +181,13 @@ fn learn(balance: &mut Balance, pool: Pool, answer: Answer) -> (Result<(), Over>
     let promised_bytes =
         calls.claimed_bytes.saturating_add(calls.ended_bytes.wrapping_sub(answer.ended_bytes));
     let idle_bytes = answer.reserved_bytes.saturating_sub(answer.used_bytes).saturating_sub(promised_bytes);
-    let is_told =
-        answer.is_current && balance.process().pools.update(pool as u64, |entry| entry.context = idle_bytes);
+    let mut is_told = false;
+    if answer.is_current {
+        balance.process().pools.update(pool as u64, |entry| {
+            is_told = is_idle(entry);
+            entry.context = if is_told { idle_bytes } else { entry.context };
+        });
+    }
     (settled, is_told)
 }
 
@@ -212,6 +225,9 @@ fn settle_at(balance: &mut Balance, pool: Pool, answer: Answer) -> Result<(), Ov
     let bytes = |granules: u32| u64::from(granules) * GRANULE_BYTES;
     balance.process().pools.update(pool as u64, |entry| {
         entry.set_bytes(bytes(now));
+        if !is_idle(entry) {
+            return;
+        }
         // It is unknown how much of an unreserved growth is idle.
         let grown = entry.context.saturating_add(bytes(expected));
         entry.context = grown.saturating_sub(bytes(before.saturating_sub(now)));
@@ -241,6 +257,7 @@ pub(super) fn forget(gpu: usize) {
 pub(super) fn settle_all() {
     each_pool(|gpu, pool| {
         let _over = settle(gpu, pool);
+        destroy_if_left_and_empty(gpu, pool);
     });
 }
 
