@@ -192,27 +192,25 @@ async fn a_disk_that_fails_at_any_write_stops_nobody_for_good() {
     assert!(points > 40, "only {points} writes failed: does the library work?");
 }
 
-/// At every eleventh write of a start: the next start goes well, with whole keys.
+/// At every eleventh write of a start, with both errors in turn: the next start goes well, with whole keys.
 #[test]
 fn a_start_that_was_cut_off_is_made_good_by_the_next() {
     let work = tempfile::tempdir().unwrap();
     let mut refused = 0;
-    for error in [ENOSPC, EIO] {
-        for until in (0..WRITES * 4).step_by(11) {
-            let state = tempfile::tempdir().unwrap();
-            let faults = Faults::new(work.path(), state.path());
-            faults.arm(until, error, true);
-            let started = faults.serve();
-            let failed = faults.disarm();
-            refused += i32::from(started.is_none());
-            if let Some((child, _)) = started {
-                drop(child);
-            }
-            let (child, _) = faults.serve().unwrap_or_else(|| panic!("errno {error}, write {until}"));
+    for (until, error) in (0..WRITES * 4).step_by(11).zip([ENOSPC, EIO].into_iter().cycle()) {
+        let state = tempfile::tempdir().unwrap();
+        let faults = Faults::new(work.path(), state.path());
+        faults.arm(until, error, true);
+        let started = faults.serve();
+        let failed = faults.disarm();
+        refused += i32::from(started.is_none());
+        if let Some((child, _)) = started {
             drop(child);
-            if failed == 0 {
-                break;
-            }
+        }
+        let (child, _) = faults.serve().unwrap_or_else(|| panic!("errno {error}, write {until}"));
+        drop(child);
+        if failed == 0 {
+            break;
         }
     }
     assert!(refused > 5, "only {refused} starts failed: does the library work?");
