@@ -53,9 +53,13 @@ impl Build {
         })
     }
 
-    /// The demo runs in no cluster; Kubernetes is 82 of the 393 packages that the whole program compiles.
-    const fn features(self) -> &'static [&'static str] {
+    /// The demo runs in no cluster; Kubernetes is 82 of the 393 packages that the whole program compiles. In the profile dev, the packages
+    /// have the features that the tests turn on, so that what was compiled for the tests serves: without them, all of it is compiled anew.
+    fn features(self, profile: &str) -> &'static [&'static str] {
         match self {
+            Self::PackagesForTests if profile == "dev" => {
+                &["--features", "tokio/test-util,tracing-subscriber/default"]
+            }
             Self::Installed | Self::Packages | Self::PackagesForTests => &[],
             Self::Demo => &["--no-default-features"],
         }
@@ -153,7 +157,7 @@ impl Rustc {
             // a half. Cargo builds it for the tests of its own package.
             return crate::run("cargo", &["test", "--workspace", "--locked", "--no-run", "--quiet"]);
         }
-        self.run(&[&["-p", "cantle-cli", "--bin", "cantle"], what.features()].concat(), &[])
+        self.run(&[&["-p", "cantle-cli", "--bin", "cantle"], what.features(profile)].concat(), &[])
     }
 
     /// Builds what `words` name; the compiler of the last crate gets `last`.
