@@ -104,7 +104,9 @@ is_default || others=$(env -u CANTLE_TEST_KUBERNETES "$here/build.sh")
 # A build of its own: what it compiles is some gigabytes that nobody needs again.
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules"
+# Go's compiler spends a sixth of its time on collecting garbage, and a tenth on debug information that the linker drops.
+export GOGC=400 GOFLAGS="-mod=readonly -gcflags=all=-dwarf=false"
+export CGO_ENABLED=0 GOCACHE="${CANTLE_GO_CACHE:-$work/cache}" GOMODCACHE="$work/modules"
 mkdir -p "$work/clients"
 if has_cluster; then
     [ -x "$cache/nvidia-device-plugin" ] || plugin "$cache"
