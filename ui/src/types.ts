@@ -96,6 +96,8 @@ export interface ProjectQuota {
   memory?: Quota;
   priority?: number;
   min_run_ms?: number;
+  /** The longest time of one of its tasks, in seconds; absent: as the queue allows. */
+  max_time_s?: number;
   /** The only pools that its tasks may use; absent: every GPU. */
   pools?: string[];
   by_pool?: Record<string, PoolQuota>;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Milli, Preempt, counted};
+use crate::{Bytes, Milli, Preempt, TimeLimit, counted};
 
 /// The resources that quotas count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -114,6 +114,9 @@ pub struct ProjectQuota {
     /// How its tasks make room for others; `None`: as those of the project above it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preempt: Option<Preempt>,
+    /// A task of it that enters a queue may run for so long; `None`: as the queue allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_time_s: Option<TimeLimit>,
     /// Its tasks use GPUs of these pools only; empty: of every pool and of none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
@@ -141,7 +144,8 @@ impl Default for ProjectQuota {
     fn default() -> Self {
         let (cpu, memory) = (Quota::UNCOUNTED, Quota::UNCOUNTED);
         let (pools, by_pool) = (Vec::new(), BTreeMap::new());
-        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, preempt: None, pools, by_pool }
+        let (preempt, max_time_s) = (None, None);
+        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, preempt, max_time_s, pools, by_pool }
     }
 }
 
@@ -213,6 +217,9 @@ impl fmt::Display for ProjectQuota {
         }
         if let Some(preempt) = self.preempt {
             write!(f, ", makes room by {preempt}")?;
+        }
+        if let Some(time) = self.max_time_s {
+            write!(f, ", tasks of at most {time}")?;
         }
         for (pool, PoolQuota { deserved, limit }) in &self.by_pool {
             write!(f, ", {} of pool {pool}", Resource::Gpu.text(*deserved))?;

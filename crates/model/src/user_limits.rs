@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Resource;
+use crate::{Resource, TimeLimit};
 
 /// Limits of a user, in addition to those of the projects. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct UserLimits {
     /// The priority of its tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
+    /// How long each of its tasks runs at most, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_s: Option<TimeLimit>,
 }
 
 impl UserLimits {
@@ -35,6 +38,7 @@ impl fmt::Display for UserLimits {
             self.gpu_milli.map(|milli| Resource::Gpu.text(milli)),
             self.queued.map(|most| format!("{most} queued")),
             self.priority.map(|most| format!("priority {most}")),
+            self.time_s.map(|most| format!("{most} for each task")),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         f.write_str(&if parts.is_empty() { "-".to_owned() } else { parts.join(", ") })
@@ -47,8 +51,9 @@ mod tests {
 
     #[test]
     fn for_people() {
-        let some = UserLimits { gpu_milli: Some(1500), queued: Some(10), priority: Some(0) };
-        assert_eq!(some.to_string(), "1.5 GPUs, 10 queued, priority 0");
+        let time_s = "90m".parse().ok();
+        let some = UserLimits { gpu_milli: Some(1500), queued: Some(10), priority: Some(0), time_s };
+        assert_eq!(some.to_string(), "1.5 GPUs, 10 queued, priority 0, 1h30m for each task");
         assert_eq!(UserLimits::default().to_string(), "-");
     }
 }

@@ -7,9 +7,11 @@ mod common;
 use std::time::Duration;
 
 use cantle_clearml::cantle::{ExplainTask, GetQueues, GetTasks};
+use cantle_clearml::quotas::SetQuota;
 use cantle_clearml::times::{ExtendTask, SetQueueTimes, ShortenTask};
+use cantle_clearml::users::{GetUsers, SetUser};
 use cantle_clearml::{Client, Credentials};
-use cantle_model::TimeLimit;
+use cantle_model::{ProjectQuota, TimeLimit, UserLimits};
 use common::TestServer;
 use serde_json::{Value, json};
 
@@ -33,11 +35,20 @@ async fn enter(
     queue: &str,
     asked: &[(&str, &str)],
 ) -> Result<Vec<String>, (u64, String)> {
+    enter_all(server, queue, &task(asked)).await
+}
+
+/// The same for a task with a project.
+async fn enter_all(
+    server: &TestServer,
+    queue: &str,
+    task: &Value,
+) -> Result<Vec<String>, (u64, String)> {
     let (submitted, mut ids, mut said) = (id(), Vec::new(), Vec::new());
-    let made = [server.task_from(&task(asked)).await, server.task_from(&task(asked)).await];
-    let many = server.task_from(&task(asked)).await;
+    let made = [server.task_from(task).await, server.task_from(task).await];
+    let many = server.task_from(task).await;
     let ways = [
-        ("cantle.submit_task", &submitted, json!({"id": submitted, "queue": queue, "task": task(asked)})),
+        ("cantle.submit_task", &submitted, json!({"id": submitted, "queue": queue, "task": task})),
         ("tasks.enqueue", &made[0], json!({"task": made[0], "queue": queue})),
         ("queues.add_task", &made[1], json!({"task": made[1], "queue": queue})),
     ];
@@ -113,6 +124,55 @@ async fn a_queue_limits_the_time_of_its_tasks() {
     client.call(&times("short", Some("none"), Some("none"))).await.unwrap();
     let task = enter(&server, &queue, &[]).await.unwrap().pop().unwrap();
     assert_eq!(limit(client, &task).await, None);
+}
+
+#[tokio::test]
+async fn projects_and_users_limit_the_time_of_their_tasks() {
+    let server = TestServer::start().await;
+    let queue = server.queue("long").await;
+    let client = &server.client;
+    client.call(&times("long", Some("2d"), Some("1d"))).await.unwrap();
+    let set_project = async |project: &str, time: Option<&str>| {
+        let max_time_s = time.map(|text| text.parse().unwrap());
+        let quota = Some(ProjectQuota { max_time_s, ..ProjectQuota::default() });
+        client.call(&SetQuota { project: project.to_owned(), quota }).await.unwrap();
+    };
+    set_project("team", Some("8h")).await;
+    set_project("team/vision", Some("12h")).await;
+    let project = client.call_value("projects.get_all", &json!({"name": "^team/vision$"})).await.unwrap();
+    let in_vision = |asked: &[(&str, &str)]| {
+        let mut task = task(asked);
+        task["project"] = project["projects"][0]["id"].clone();
+        task
+    };
+    let refusal = async |task: &Value| enter_all(&server, &queue, task).await.unwrap_err();
+    // The shortest of the limits is also the time of a task that asks for none.
+    for (asked, expected) in [(&[][..], "8h"), (&[("time", "8h")][..], "8h"), (&[("time", "1h")][..], "1h")] {
+        for task in enter_all(&server, &queue, &in_vision(asked)).await.unwrap() {
+            assert_eq!(limit(client, &task).await.as_deref(), Some(expected), "{asked:?}");
+        }
+    }
+    let (code, text) = refusal(&in_vision(&[("time", "9h")])).await;
+    assert_eq!((code, text.as_str()), (9006, "tasks of project team run at most 8h; this task asks for 9h"));
+    let (_, text) = refusal(&in_vision(&[("time", "3d")])).await;
+    assert_eq!(text, "queue long gives tasks at most 2d; this task asks for 3d");
+    set_project("team", None).await;
+    let (_, text) = refusal(&in_vision(&[("time", "13h")])).await;
+    assert_eq!(text, "tasks of project team/vision run at most 12h; this task asks for 13h");
+    let other = enter(&server, &queue, &[("time", "2d")]).await.unwrap().pop().unwrap();
+    assert_eq!(limit(client, &other).await.as_deref(), Some("2d"), "other projects are free");
+
+    let own = client.call(&GetUsers {}).await.unwrap().users.remove(0);
+    let limits = UserLimits { time_s: "2h".parse().ok(), ..own.limits };
+    client.call(&SetUser { user: own.name.clone(), limits }).await.unwrap();
+    let (_, text) = refusal(&in_vision(&[("time", "3h")])).await;
+    assert_eq!(text, format!("tasks of user {} run at most 2h; this task asks for 3h", own.name));
+    let task = enter(&server, &queue, &[]).await.unwrap().pop().unwrap();
+    assert_eq!(limit(client, &task).await.as_deref(), Some("2h"));
+    let shown = client.call(&GetUsers {}).await.unwrap().users.remove(0).limits;
+    assert_eq!(shown, limits);
+    client.call(&SetUser { user: own.name, limits: own.limits }).await.unwrap();
+    assert_eq!(limit(client, &enter(&server, &queue, &[]).await.unwrap()[0]).await.as_deref(), Some("1d"));
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use crate::data::{TaskClaim, TaskRow};
 use crate::db::{Row, Tx, query, query_scalar};
 use crate::quotas::holds;
 use crate::users::changed;
+use crate::wishes::seconds;
 use crate::{Store, StoreError};
 
 /// A waiting task whose owner holds too much for it.
@@ -28,11 +29,13 @@ impl Store {
     /// Only if the database fails.
     pub async fn set_limits(&self, user: &str, limits: &UserLimits) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        query("UPDATE users SET most_gpu_milli = $2, most_queued = $3, most_priority = $4 WHERE id = $1")
+        let sql = "UPDATE users SET most_gpu_milli = $2, most_queued = $3, most_priority = $4, most_time_s = $5 WHERE id = $1";
+        query(sql)
             .bind(user)
             .bind(limits.gpu_milli.map(u64::cast_signed))
             .bind(limits.queued.map(u64::cast_signed))
             .bind(limits.priority.map(i64::from))
+            .bind(seconds(limits.time_s))
             .execute(&mut write.tx)
             .await?;
         changed(&mut write.tx).await?;

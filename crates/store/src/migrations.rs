@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 32] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 33] = [
     (
         1,
         "first",
@@ -95,6 +95,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 32] = [
     ),
     (34, "run slices", include_str!("../migrations/0034_run_slices.sql"), Same),
     (35, "queue preempts", include_str!("../migrations/0035_queue_preempts.sql"), Same),
+    (36, "user times", include_str!("../migrations/0036_user_times.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

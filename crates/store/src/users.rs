@@ -3,6 +3,7 @@
 use cantle_model::UserLimits;
 
 use crate::db::{Row, Tx, query, query_as, query_scalar};
+use crate::wishes::limit;
 use crate::{SessionRow, Store, StoreError};
 
 /// A person or a service account.
@@ -85,8 +86,8 @@ impl Store {
         // The version first: a change in between makes the next check read everything again.
         let version = self.rights_version().await?;
         let users = query(
-            "SELECT id, name, node, external, created_us, removed_us, most_gpu_milli, most_queued, most_priority \
-             FROM users ORDER BY name",
+            "SELECT id, name, node, external, created_us, removed_us, most_gpu_milli, most_queued, \
+             most_priority, most_time_s FROM users ORDER BY name",
         );
         let keys = query(
             "SELECT access_key, user_id, secret_sha256, label, created_us, last_used_us, last_used_from, revoked_us \
@@ -343,6 +344,7 @@ fn user(row: &Row) -> Result<UserRow, sqlx::Error> {
             gpu_milli: most("most_gpu_milli")?,
             queued: most("most_queued")?,
             priority: most("most_priority")?.map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
+            time_s: limit(row.try_get("most_time_s")?),
         },
     })
 }

@@ -10,7 +10,7 @@ use crate::data::{Change, EventRow};
 use crate::db::{Sql, Tx, query, query_as};
 use crate::flow::{about, entry, queue_name, refusal};
 use crate::tasks::{any_of, load};
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, row};
 
 /// The wishes of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,6 +76,21 @@ impl Store {
             query_as("SELECT queue, max_s, default_s FROM queue_times").fetch_all(&self.readers).await?;
         let times = |max, default| QueueTimes { max: limit(max), default: limit(default) };
         Ok(rows.into_iter().map(|(queue, max, default)| (queue, times(max, default))).collect())
+    }
+
+    /// The projects that limit the time of their tasks, by name.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn project_times(&self) -> Result<BTreeMap<String, TimeLimit>, StoreError> {
+        let rows = query("SELECT name, quota FROM projects WHERE quota IS NOT NULL");
+        let mut times = BTreeMap::new();
+        for found in rows.fetch_all(&self.readers).await? {
+            if let Some(time) = row::quota(&found)?.and_then(|quota| quota.max_time_s) {
+                times.insert(found.try_get("name")?, time);
+            }
+        }
+        Ok(times)
     }
 
     /// Sets the wishes of tasks that are about to enter a queue. Tasks that wait, or run, keep theirs.

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use cantle_clearml::pools::PoolShare;
 use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, SetQuota};
-use cantle_model::{AmountError, Bytes, Milli, PoolQuota, Preempt, PreemptError, ProjectQuota, Resource};
+use cantle_model::{
+    AmountError, Bytes, Milli, PoolQuota, Preempt, PreemptError, ProjectQuota, Resource, TimeLimit, TimeLimitError,
+};
 use clap::{Args, Subcommand};
 
 use super::cluster::{self, ClusterArg};
@@ -80,6 +82,9 @@ pub(crate) struct QuotaParts {
     /// How its tasks make room for others: suspend,requeue or requeue; none: as those of the project above it
     #[arg(long, value_name = "WAYS|none", value_parser = or_none(preempt))]
     pub(crate) preempt: Option<OrNone<Preempt>>,
+    /// The longest time that one of its tasks may run (2h, 1d12h), or none; a task that asks for no time has this
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(time_limit))]
+    pub(crate) max_time: Option<OrNone<TimeLimit>>,
     /// Pools whose GPUs its tasks may use, separated by commas, or none for every GPU
     #[arg(long, value_name = "NAME,…|none", value_parser = or_none(pool_names))]
     pub(crate) pools: Option<OrNone<Vec<String>>>,
@@ -87,7 +92,7 @@ pub(crate) struct QuotaParts {
     #[arg(
         long,
         value_name = "NAME",
-        conflicts_with_all = ["weight", "priority", "cpu", "cpu_limit", "memory", "memory_limit", "min_run", "preempt", "pools"]
+        conflicts_with_all = ["weight", "priority", "cpu", "cpu_limit", "memory", "memory_limit", "min_run", "preempt", "max_time", "pools"]
     )]
     pub(crate) pool: Option<String>,
 }
@@ -120,6 +125,10 @@ pub(crate) fn gpus(text: &str) -> Result<Milli, String> {
 
 pub(crate) fn preempt(text: &str) -> Result<Preempt, String> {
     text.parse().map_err(|error: PreemptError| error.to_string())
+}
+
+pub(crate) fn time_limit(text: &str) -> Result<TimeLimit, String> {
+    text.parse().map_err(|error: TimeLimitError| error.to_string())
 }
 
 fn pool_names(text: &str) -> Result<Vec<String>, String> {
@@ -245,6 +254,9 @@ fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) -> Result<(), String> {
     }
     if let Some(preempt) = parts.preempt {
         quota.preempt = preempt.into();
+    }
+    if let Some(time) = parts.max_time {
+        quota.max_time_s = time.into();
     }
     for (given, place) in [
         (parts.limit, &mut quota.gpu.limit),

@@ -9,11 +9,11 @@ use cantle_clearml::users::{
     AddKey, AddUser, AuditView, ForgetUser, ForgottenUser, GetAudit, GetKeys, GetUsers, KeyView, NewKey,
     RemoveUser, RevokeKey, Role, RoleView, SetRole, SetUser, UserView,
 };
-use cantle_model::{Milli, UserLimits};
+use cantle_model::{Milli, TimeLimit, UserLimits};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 
-use super::quota::{OrNone, gpus, or_none};
+use super::quota::{OrNone, gpus, or_none, time_limit};
 use super::sessions::{SessionCommand, sessions};
 use crate::connect::Connection;
 use crate::context::{CommandResult, Context};
@@ -110,6 +110,9 @@ pub(crate) struct LimitArgs {
     /// Highest priority of its tasks, or none for no limit
     #[arg(long, value_name = "N|none", value_parser = or_none(number::<u32>))]
     priority: Option<OrNone<u32>>,
+    /// The longest time that one of its tasks may run (2h, 1d12h), or none; a task that asks for no time has this
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(time_limit))]
+    max_time: Option<OrNone<TimeLimit>>,
 }
 
 impl LimitArgs {
@@ -122,6 +125,9 @@ impl LimitArgs {
         }
         if let Some(priority) = self.priority {
             limits.priority = priority.into();
+        }
+        if let Some(time) = self.max_time {
+            limits.time_s = time.into();
         }
     }
 }

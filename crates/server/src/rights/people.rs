@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use cantle_model::TimeLimit;
 use cantle_store::{GrantRow, KeyRow, PeopleRows, SessionRow, Store, StoreError, UserRow};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
@@ -128,6 +129,11 @@ impl Register {
     /// The highest priority that a user may give a task.
     pub(crate) fn most_priority(&self, id: &str) -> Option<u32> {
         self.users.get(id)?.limits.priority
+    }
+
+    /// How long each task of a user runs at most.
+    pub(crate) fn most_time(&self, id: &str) -> Option<TimeLimit> {
+        self.users.get(id)?.limits.time_s
     }
 
     /// Whether the GPUs of any user are limited.

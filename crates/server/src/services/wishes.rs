@@ -12,6 +12,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::leases::queue_named;
+use super::quotas::project_path;
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::rights::act::Run;
@@ -28,32 +29,43 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(|call, request: ShortenTask| shorten(call, request));
 }
 
-/// The wishes of a new task with these parameters, as far as its queue allows them.
+/// The wishes of a new task of the caller with these parameters, as far as its queue, its project (by its id) and the caller's
+/// limits allow them.
 pub(super) async fn of_new(
     call: &Call,
     queue: &str,
+    project: Option<&str>,
     id: &str,
     params: Option<&Value>,
 ) -> Result<Wishes, ApiError> {
-    let times = times_of(call, queue).await?;
+    let times = Times::read(call, queue).await?;
+    let project = match project {
+        Some(project) => Some(call.app.store.project(project).await?.name),
+        None => None,
+    };
+    let most = times.of_others(call, &call.who.user, project.as_deref());
     let found = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
     let RequestedFlow { notify, secrets, .. } = TaskRequest::flow_of(&found).unwrap_or_default();
     super::notify::check_named(call, &notify).await?;
     super::secrets::check_named(call, &secrets).await?;
-    Ok(Wishes { secrets, ..wishes(call, queue, times, id, params).await? })
+    Ok(Wishes { secrets, ..wishes(call, &times, most, id, params).await? })
 }
 
 /// Sets the wishes of tasks that are about to enter a queue.
 pub(super) async fn set(call: &Call, queue: &str, tasks: &[Allowed<Task, Run>]) -> Result<(), ApiError> {
-    let times = times_of(call, queue).await?;
+    let times = Times::read(call, queue).await?;
     let mut all = Vec::with_capacity(tasks.len());
+    let ids: Vec<String> = tasks.iter().map(|task| task.id().to_owned()).collect();
+    let owned = call.store.owned_tasks(&ids).await?;
     let docs = call.store.params_by_task(tasks).await?;
     for task in tasks {
         let doc = docs.iter().find(|(id, _)| id == task.id());
         super::secrets::give(call, task, doc.and_then(|(_, doc)| doc.get("hyperparams"))).await?;
     }
     for (id, doc) in docs {
-        let wishes = wishes(call, queue, times, &id, doc.get("hyperparams")).await?;
+        let task = owned.iter().find(|task| task.id == id);
+        let most = task.and_then(|task| times.of_others(call, &task.owner, task.project.as_deref()));
+        let wishes = wishes(call, &times, most, &id, doc.get("hyperparams")).await?;
         all.push((id, wishes));
     }
     call.store.set_wishes(&all).await?;
@@ -65,25 +77,77 @@ async fn times_of(call: &Call, queue: &str) -> Result<QueueTimes, ApiError> {
     Ok(call.store.queue_times().await?.get(queue).copied().unwrap_or_default())
 }
 
+/// How long tasks that enter a queue may run.
+struct Times {
+    queue: String,
+    of_queue: QueueTimes,
+    /// Of the projects that limit it, by name.
+    of_projects: BTreeMap<String, TimeLimit>,
+}
+
+/// A limit that is not of a queue.
+struct MostTime {
+    time: TimeLimit,
+    whose: String,
+}
+
+impl Times {
+    async fn read(call: &Call, queue: &str) -> Result<Self, ApiError> {
+        let of_queue = times_of(call, queue).await?;
+        // A task's owner may not see the projects above that of the task.
+        let of_projects = call.app.store.project_times().await?;
+        Ok(Self { queue: queue.to_owned(), of_queue, of_projects })
+    }
+
+    /// The shortest of the limits of a task's owner, its project and those above it.
+    fn of_others(&self, call: &Call, owner: &str, project: Option<&str>) -> Option<MostTime> {
+        let of_project = |name: &str| {
+            self.of_projects.get(name).map(|&time| MostTime { time, whose: format!("project {name}") })
+        };
+        let register = call.people.register();
+        let of_user = register.most_time(owner);
+        let of_user = of_user.map(|time| MostTime { time, whose: format!("user {}", register.name(owner)) });
+        let of_projects = project.into_iter().flat_map(project_path).filter_map(of_project);
+        of_projects.chain(of_user).min_by_key(|most| most.time)
+    }
+
+    /// How long a task runs that asks for `own`.
+    async fn of_task(
+        &self,
+        call: &Call,
+        own: Option<TimeLimit>,
+        most: Option<MostTime>,
+    ) -> Result<Option<TimeLimit>, ApiError> {
+        let Some(asked) = own else {
+            let of_queue = self.of_queue.default.or(self.of_queue.max);
+            return Ok(of_queue.into_iter().chain(most.map(|most| most.time)).min());
+        };
+        let refusal = |what: String| {
+            ApiError::new(400, subcode::OVER_TIME, format!("{what}; this task asks for {asked}"))
+        };
+        if let Some(max) = self.of_queue.max.filter(|max| asked > *max) {
+            let names = call.store.queue_names().await?;
+            let name = names.iter().find(|(id, _)| *id == self.queue).map_or(&self.queue, |(_, name)| name);
+            return Err(refusal(format!("queue {name} gives tasks at most {max}")));
+        }
+        if let Some(MostTime { time, whose }) = most.filter(|most| asked > most.time) {
+            return Err(refusal(format!("tasks of {whose} run at most {time}")));
+        }
+        Ok(Some(asked))
+    }
+}
+
 async fn wishes(
     call: &Call,
-    queue: &str,
-    times: QueueTimes,
+    times: &Times,
+    most: Option<MostTime>,
     task: &str,
     params: Option<&Value>,
 ) -> Result<Wishes, ApiError> {
     let params = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
     let RequestedFlow { time: own, after, array, .. } = TaskRequest::flow_of(&params)
         .map_err(|error| ApiError::invalid(error.to_string()).caused_by(error))?;
-    let time = own.or(times.default).or(times.max);
-    if let (Some(time), Some(max)) = (time, times.max)
-        && time > max
-    {
-        let names = call.store.queue_names().await?;
-        let name = names.iter().find(|(id, _)| id == queue).map_or(queue, |(_, name)| name);
-        let text = format!("queue {name} gives tasks at most {max}; this task asks for {time}");
-        return Err(ApiError::new(400, subcode::OVER_TIME, text));
-    }
+    let time = times.of_task(call, own, most).await?;
     Ok(Wishes { time, after: open(call, task, after.0).await?, array, ..Wishes::default() })
 }
 
