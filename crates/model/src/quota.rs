@@ -145,7 +145,17 @@ impl Default for ProjectQuota {
         let (cpu, memory) = (Quota::UNCOUNTED, Quota::UNCOUNTED);
         let (pools, by_pool) = (Vec::new(), BTreeMap::new());
         let (preempt, max_time_s) = (None, None);
-        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0, preempt, max_time_s, pools, by_pool }
+        Self {
+            gpu: Quota::NONE,
+            cpu,
+            memory,
+            priority: 0,
+            min_run_ms: 0,
+            preempt,
+            max_time_s,
+            pools,
+            by_pool,
+        }
     }
 }
 

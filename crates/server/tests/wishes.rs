@@ -39,11 +39,7 @@ async fn enter(
 }
 
 /// The same for a task with a project.
-async fn enter_all(
-    server: &TestServer,
-    queue: &str,
-    task: &Value,
-) -> Result<Vec<String>, (u64, String)> {
+async fn enter_all(server: &TestServer, queue: &str, task: &Value) -> Result<Vec<String>, (u64, String)> {
     let (submitted, mut ids, mut said) = (id(), Vec::new(), Vec::new());
     let made = [server.task_from(task).await, server.task_from(task).await];
     let many = server.task_from(task).await;

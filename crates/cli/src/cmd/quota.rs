@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use cantle_clearml::pools::PoolShare;
 use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, SetQuota};
 use cantle_model::{
-    AmountError, Bytes, Milli, PoolQuota, Preempt, PreemptError, ProjectQuota, Resource, TimeLimit, TimeLimitError,
+    AmountError, Bytes, Milli, PoolQuota, Preempt, PreemptError, ProjectQuota, Resource, TimeLimit,
+    TimeLimitError,
 };
 use clap::{Args, Subcommand};
 

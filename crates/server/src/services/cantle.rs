@@ -335,7 +335,8 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     }
     let mut new = task_json::new_task(&call.who, id.clone(), task.name, task.kind, task.fields)?;
     sizes::check(&call, &queue, std::iter::once(new.doc.get("hyperparams"))).await?;
-    new.wishes = wishes::of_new(&call, &queue, new.project.as_deref(), &id, new.doc.get("hyperparams")).await?;
+    new.wishes =
+        wishes::of_new(&call, &queue, new.project.as_deref(), &id, new.doc.get("hyperparams")).await?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not. Whose it is, is asked of the store itself.
