@@ -14,7 +14,7 @@ CANTLE_TEST_KILLS="${CANTLE_TEST_KILLS:-1000}" .venv/bin/python tests/faults/fau
 # Tokens, key pairs, cookies and answers of an identity provider: none gets in.
 CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --lib -- --nocapture hostile no_answer_for
 # Requests with the ids of hidden things: none makes the server fail, shows them, or changes them.
-CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --test hostile_requests -- --nocapture
+CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --test api -- --nocapture hostile_requests::
 # A team of forty that asks for an hour.
 CANTLE_TEST_TEAM_S="${CANTLE_TEST_TEAM_S:-3600}" .venv/bin/python -m pytest -q -s tests/e2e/test_team.py
 fuzz/run.sh "${CANTLE_FUZZ_SECONDS:-600}"
@@ -30,7 +30,7 @@ CANTLE_TEST_SIDE_BY_SIDE="${CANTLE_TEST_SIDE_BY_SIDE:-32}" CANTLE_TEST_GPUS="${C
 CANTLE_BENCH_TASKS=1000000 tests/bench/fleet.sh
 # A thousand kills of connections, and of PostgreSQL itself.
 CANTLE_TEST_KILLS=1000 tests/postgres/with-server.sh cargo test --release --locked -p cantle-store --test kills -- --nocapture || [ $? = 77 ]
-tests/postgres/with-server.sh cargo test --release --locked -p cantle-server --test matrix || [ $? = 77 ]
+tests/postgres/with-server.sh cargo test --release --locked -p cantle-server --test api -- matrix:: || [ $? = 77 ]
 # The same of whole servers; then faults that last a minute.
 CANTLE_TEST_KILLS=1000 tests/postgres/with-server.sh .venv/bin/python -m pytest -q -s tests/postgres/test_kills.py || [ $? = 77 ]
 CANTLE_TEST_KILLS=16 CANTLE_TEST_PAUSE_S=60 tests/postgres/with-server.sh .venv/bin/python -m pytest -q -s tests/postgres/test_kills.py || [ $? = 77 ]

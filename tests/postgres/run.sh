@@ -19,8 +19,9 @@ if ! ls -d /usr/lib/postgresql/*/bin >/dev/null 2>&1; then
 fi
 [ "${1:-}" != --setup ] || exit 0
 nice cargo test --workspace --locked --no-run --quiet
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test take --test runs --test usage --test seen --test lost --test kills --test status --test pools --test wishes --test arrays --test notices --test secrets
+tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test kills
 tests/postgres/with-server.sh cargo test --workspace --locked --test copy -- --include-ignored
-tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow --test batch --test lists --test quotas --test sessions --test agents --test accounts --test budgets
-tests/postgres/with-server.sh cargo test --workspace --locked --test replicas -- --include-ignored
+# Those of the server's tests whose statements differ between the databases.
+tests/postgres/with-server.sh cargo test --workspace --locked --test api -- --include-ignored \
+    flow:: batch:: lists:: quotas:: sessions:: agents:: accounts:: budgets:: pools:: wishes:: notices:: secrets:: replicas::
 tests/postgres/with-server.sh .venv/bin/python -m pytest -q tests/postgres

@@ -16,7 +16,9 @@ use anyhow::{Context, Result, bail};
 use changes::{Changes, Workspace};
 
 /// Test programs that take longer than the loop may.
-const SLOW: [&str; 5] = ["crowd", "model", "node", "quality", "world"];
+const SLOW: [&str; 4] = ["model", "node", "quality", "world"];
+/// The same of modules of a test program.
+const SLOW_MODULES: [&str; 3] = ["crowd::", "faults::", "matrix::"];
 /// Random cases per property. The gate runs the number that each test sets.
 const CASES: &str = "200";
 const SCENARIOS: &str = "scenarios";
@@ -76,9 +78,10 @@ impl Plan {
         };
         println!("quick: changed: {}; depends on it: {}", list(&self.changed), list(&self.dependents));
         println!(
-            "quick: left to the gate: clippy and integration tests of what depends on it, the test programs {}, the slow tests of \
-             .config/nextest.toml, more than {CASES} cases of a property, documentation tests, all other suites",
-            SLOW.join(", ")
+            "quick: left to the gate: clippy and integration tests of what depends on it, the test programs {}, the tests of {}, the slow \
+             tests of .config/nextest.toml, more than {CASES} cases of a property, documentation tests, all other suites",
+            SLOW.join(", "),
+            SLOW_MODULES.join(", ")
         );
     }
 
@@ -109,7 +112,10 @@ impl Plan {
             [&["--workspace", "--locked", "--cargo-quiet"], units, &targets("--test", &programs)].concat();
         let Some((program, first)) = nextest.and_then(<[String]>::split_first) else {
             let targets = targets.iter().map(|word| if *word == "--cargo-quiet" { "--quiet" } else { word });
-            return cargo(&["test", "--no-fail-fast"].into_iter().chain(targets).collect::<Vec<_>>());
+            let skipped =
+                ["--"].into_iter().chain(SLOW_MODULES.into_iter().flat_map(|slow| ["--skip", slow]));
+            let words = ["test", "--no-fail-fast"].into_iter().chain(targets).chain(skipped);
+            return cargo(&words.collect::<Vec<_>>());
         };
         let filter = self.filter();
         let run = ["run", "--profile", "quick", "-E", &filter];
@@ -122,7 +128,9 @@ impl Plan {
         let dependents =
             self.dependents.iter().map(|name| format!("(package(={name}) & (kind(lib) | kind(bin)))"));
         let scenarios = format!("binary({SCENARIOS})");
-        changed.chain(dependents).chain([scenarios]).collect::<Vec<_>>().join(" | ")
+        let wanted: Vec<String> = changed.chain(dependents).chain([scenarios]).collect();
+        let slow: Vec<String> = SLOW_MODULES.iter().map(|slow| format!("test(/^{slow}/)")).collect();
+        format!("({}) & not ({})", wanted.join(" | "), slow.join(" | "))
     }
 
     fn packages(&self) -> Vec<&str> {
@@ -182,8 +190,8 @@ mod tests {
     fn dependents_run_their_unit_tests_only() {
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
         let plan = Plan { changed: set("cantle-sched"), dependents: set("cantle-cli") };
-        let filter =
-            "package(=cantle-sched) | (package(=cantle-cli) & (kind(lib) | kind(bin))) | binary(scenarios)";
+        let filter = "(package(=cantle-sched) | (package(=cantle-cli) & (kind(lib) | kind(bin))) | binary(scenarios)) \
+             & not (test(/^crowd::/) | test(/^faults::/) | test(/^matrix::/))";
         assert_eq!(plan.filter(), filter);
         assert_eq!(plan.packages(), ["-p", "cantle-sched"]);
     }

@@ -11,7 +11,7 @@ const HEAD: &str = "# Rights
 Use this page to see what a user of a cantle server may do, and which right a call needs. You need it if you give people keys, or if a
 call answers 403. A test generates this page from the table that the server itself uses (`crates/server/src/rights/table.rs`).
 Another test reads this page, and makes each call as each role, about objects of its own, of others and hidden ones
-(`crates/server/tests/matrix`).
+(`crates/server/tests/api/matrix`).
 
 A *role* is a set of rights. A user has a role in all projects, or in one project and those below it. Roles add up. Roles of a group
 (`group:NAME`) and of `everybody` count, too. `cantle users` gives roles.

@@ -3,13 +3,27 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stderr,
-    reason = "a test says by panicking that something is wrong"
+    clippy::disallowed_methods,
+    reason = "a test says by panicking that something is wrong, and how long something took"
 )]
 
+mod arrays;
+mod batch;
 #[path = "../common/mod.rs"]
 mod common;
 mod documents;
 mod lists;
+mod lost;
+mod notices;
+mod pools;
+mod runs;
+mod secrets;
+mod seen;
+mod status;
+mod take;
+mod upgrade;
+mod usage;
+mod wishes;
 
 use std::collections::BTreeMap;
 
@@ -491,5 +505,5 @@ async fn a_status_that_is_not_known_is_counted_and_hides_no_other_task() {
     let found = f.store.task_index(&TaskFilter::default()).await.unwrap();
     let found: Vec<_> = found.iter().map(|task| (task.id.as_str(), task.status)).collect();
     assert_eq!(found, [("unknown", TaskStatus::Unknown), ("known", TaskStatus::Queued)]);
-    assert_eq!(FALLBACKS.times(Fallback::UnknownStatus), before + 1);
+    assert!(FALLBACKS.times(Fallback::UnknownStatus) > before, "other tests of this program may count, too");
 }
