@@ -41,6 +41,12 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// Of a suite for which no time is left.
+    fn not_run(suite: &'static Suite) -> Self {
+        let count = Count { unfinished: 1, ..Count::default() };
+        Self { suite, seconds: 0, count, failed_steps: Vec::new(), flaky: Vec::new() }
+    }
+
     fn time(&self) -> String {
         format!("{} min {:02} s", self.seconds / 60, self.seconds % 60)
     }
@@ -101,6 +107,15 @@ fn close(outcomes: &[Outcome]) -> Result<()> {
         flaky.iter().for_each(|test| println!("  {test}"));
         println!("both outputs of each are in target/test-logs: <suite>.log and <suite>.again.log");
     }
+    let unfinished = outcomes.iter().filter(|outcome| outcome.count.unfinished > 0);
+    let unfinished: Vec<&str> = unfinished.map(|outcome| outcome.suite.name).collect();
+    if !unfinished.is_empty() {
+        println!(
+            "NOT RUN to their end, because the time of the whole run was used up: {}",
+            unfinished.join(", ")
+        );
+        println!("without {} they run: cargo xtask test {}", limit::DEADLINE, unfinished.join(" "));
+    }
     if total.failed > 0 {
         bail!("{} failed; the logs are in target/test-logs", total.failed);
     }
@@ -126,7 +141,7 @@ impl Runner {
         let mut outcomes = Vec::new();
         std::thread::scope(|scope| {
             let tell = sender.clone();
-            scope.spawn(move || set_up(&setups(wanted), &tell));
+            scope.spawn(move || set_up(&setups(wanted), &self.limit, &tell));
             for kind in [Kind::Invariants, Kind::Clock] {
                 let suites = wanted.iter().copied().filter(|suite| suite.kind == kind).collect();
                 outcomes.extend(self.run_side_by_side(suites, scope, &sender, &events, &mut ready));
@@ -148,6 +163,18 @@ impl Runner {
         let mut running: BTreeMap<&str, Load> = BTreeMap::new();
         let mut ended = Vec::new();
         while !(waiting.is_empty() && running.is_empty()) {
+            for late in waiting.extract_if(.., |suite| !self.limit.allows(suite)) {
+                println!(
+                    "{}: not run, it usually takes {} min{}",
+                    late.name,
+                    late.minutes,
+                    self.limit.left()
+                );
+                ended.push(Outcome::not_run(late));
+            }
+            if waiting.is_empty() && running.is_empty() {
+                break;
+            }
             let able: Vec<usize> =
                 (0..waiting.len()).filter(|&at| ready.contains(waiting[at].setup)).collect();
             let loads: Vec<Load> = able.iter().map(|&at| waiting[at].load).collect();
@@ -203,7 +230,9 @@ impl Runner {
             std::io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),
         })?;
-        let end = self.limit.end_of(suite.minutes);
+        let mut end = self.limit.end_of(suite.minutes);
+        // The gate is run to its end, or has failed.
+        end.is_of_run &= suite.stage == Stage::Full;
         let mut count = Count::default();
         for (at, step) in suite.steps.iter().enumerate() {
             let of_step = step::run(step, &mut log, end, &[("CANTLE_TEST_FAILURES", &failures)])?;
@@ -211,6 +240,9 @@ impl Runner {
                 failed_steps.push(at);
             }
             count += of_step;
+            if count.unfinished > 0 {
+                break;
+            }
         }
         log.note(&count.to_string())?;
         Ok(count)
@@ -239,15 +271,19 @@ fn setups(wanted: &[&'static Suite]) -> Vec<&'static str> {
     words
 }
 
-/// Installs what the suites with these words need, one after the other. Where that fails, the suite says so.
-fn set_up(words: &[&'static str], tell: &Sender<Event>) {
+/// Installs what the suites with these words need, one after the other, while there is time. Where that fails, the suite says so.
+fn set_up(words: &[&'static str], limit: &Limit, tell: &Sender<Event>) {
     let go_cache = crate::target_dir().join("go-cache");
     for word in words {
         let mut command = Command::new("nice");
         command.args(["tests/setup.sh", word]).env("CANTLE_GO_CACHE", &go_cache);
-        match command.current_dir(crate::root()).stdin(Stdio::null()).status() {
-            Ok(status) if status.success() => {}
-            Ok(status) => eprintln!("tests/setup.sh {word}: {status}"),
+        command.current_dir(crate::root()).stdin(Stdio::null());
+        match output::wait(&mut command, limit.end()) {
+            Ok(Some(status)) if status.success() => {}
+            Ok(Some(status)) => eprintln!("tests/setup.sh {word}: {status}"),
+            Ok(None) => {
+                eprintln!("tests/setup.sh {word}: ended, because the time of the whole run is used up")
+            }
             Err(error) => eprintln!("tests/setup.sh {word} cannot be started: {error}"),
         }
         // Nobody listens once all suites have ended.

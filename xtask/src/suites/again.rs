@@ -39,7 +39,8 @@ fn steps(outcome: &Outcome, logs: &Path, limit: &Limit) -> Result<bool> {
     let mut passed = true;
     for &at in &outcome.failed_steps {
         let only: &[_] = if failures.exists() { &[("CANTLE_TEST_ONLY", &failures)] } else { &[] };
-        passed &= step::run(&suite.steps[at], &mut log, end, only)?.failed == 0;
+        let count = step::run(&suite.steps[at], &mut log, end, only)?;
+        passed &= count.failed == 0 && count.unfinished == 0;
     }
     Ok(passed)
 }

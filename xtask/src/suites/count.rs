@@ -5,11 +5,14 @@ pub(super) struct Count {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) skipped: u64,
+    /// Steps that were not run, or not to their end, because the time of the whole run was used up.
+    pub(super) unfinished: u64,
 }
 
 impl std::fmt::Display for Count {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)?;
+        if self.unfinished > 0 { write!(f, "; not run to its end") } else { Ok(()) }
     }
 }
 
@@ -18,6 +21,7 @@ impl std::ops::AddAssign for Count {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.unfinished += other.unfinished;
     }
 }
 

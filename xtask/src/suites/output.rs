@@ -1,7 +1,7 @@
 //! Reads what a program prints, up to its end, or ends it.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,23 @@ pub(super) fn follow(
                 }
             }
         }
+    }
+}
+
+/// Runs a program, at most until `end`; `None` if it was ended then.
+#[expect(clippy::disallowed_methods, reason = "the limit of the time of a run")]
+pub(super) fn wait(command: &mut Command, end: Option<Instant>) -> Result<Option<ExitStatus>> {
+    let mut child = command.spawn()?;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if end.is_some_and(|end| Instant::now() >= end) {
+            end_tree("TERM", child.id());
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use super::count::{Count, closing_line};
+use super::limit::SuiteEnd;
 use super::output::{self, End};
 use super::slowest::Slowest;
 use super::table::Step;
@@ -45,7 +45,7 @@ impl Log {
 }
 
 /// Runs the command, at most until `end`, and counts the tests in its output.
-pub(super) fn run(step: &Step, log: &mut Log, end: Instant, env: &[(&str, &PathBuf)]) -> Result<Count> {
+pub(super) fn run(step: &Step, log: &mut Log, end: SuiteEnd, env: &[(&str, &PathBuf)]) -> Result<Count> {
     let words = step.words();
     let (program, args) = words.split_first().context("an empty step")?;
     log.note(&format!("$ {}", words.join(" ")))?;
@@ -64,7 +64,7 @@ pub(super) fn run(step: &Step, log: &mut Log, end: Instant, env: &[(&str, &PathB
     let mut reports = false;
     let mut last = String::new();
     let mut slowest = Slowest::default();
-    let ended = output::follow(reader, &mut child, end, |line| {
+    let ended = output::follow(reader, &mut child, end.at, |line| {
         log.line(&line)?;
         slowest.read(&line);
         if let Some(count) = closing_line(&line) {
@@ -78,8 +78,12 @@ pub(super) fn run(step: &Step, log: &mut Log, end: Instant, env: &[(&str, &PathB
     })?;
     slowest.lines().iter().try_for_each(|line| log.line(line))?;
     Ok(match ended {
+        End::Late if end.is_of_run => {
+            log.line("ended: the time of the whole run is used up")?;
+            Count { unfinished: 1, ..found }
+        }
         End::Late => {
-            log.line("ended: it took more than three times its usual time, or the time of the whole run is used up")?;
+            log.line("ended: it took more than three times its usual time")?;
             Count { failed: found.failed + 1, ..found }
         }
         End::Exit(Some(0)) if reports => found,
