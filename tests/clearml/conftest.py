@@ -173,8 +173,10 @@ class Server:
         """Ends a program as a user would, with Ctrl-C; its whole group, if that does not help."""
         if child.poll() is None:
             child.send_signal(signal.SIGINT)
+            # ClearML's own agent may take a minute, of which nothing is learned.
+            is_theirs = "clearml-agent" in map(str, child.args)
             try:
-                child.wait(60)
+                child.wait(5 if is_theirs else 60)
             except subprocess.TimeoutExpired:
                 pass
         try:
