@@ -210,13 +210,13 @@ pub(super) const SUITES: &[Suite] = &[
         ],
     ),
     // Two clusters at once. They wait more than they compute.
-    clock("k8s", 10, 14, "k8s", &[run("tests/cluster/run.sh")]),
-    clock("clearml", 4, 10, "clearml", &[marked(Marked::Full, "tests/clearml/run.sh")]),
+    clock("k8s", 10, 20, "k8s", &[run("tests/cluster/run.sh")]),
+    clock("clearml", 4, 18, "clearml", &[marked(Marked::Full, "tests/clearml/run.sh")]),
     clock("docker", 8, 8, "docker", &[run("tests/docker/run.sh")]),
     clock("packages", 8, 10, "packages", &[run("tests/packages/run.sh")]),
     clock("ui", 10, 8, "ui", &[run("tests/ui/run.sh")]),
     clock("compute", 6, 4, "common", &[run(pytest!("tests/compute"))]),
-    clock("postgres", 6, 9, "postgres", &[run("tests/postgres/run.sh")]),
+    clock("postgres", 6, 10, "postgres", &[run("tests/postgres/run.sh")]),
     // All of them in tests/soak.sh.
     clock("faults", 8, 4, "common", &[run(".venv/bin/python tests/faults/faults.py --short")]),
     // It waits for a provider and for its intervals.
