@@ -214,7 +214,11 @@ async fn run_under(
     let mut ended = std::pin::pin!(task.wait());
     if let Some(engine) = &engine {
         tokio::select! {
-            verified = engine.verify_of(&lease.id, &confinement) => verified?,
+            found = engine.verify_of(&lease.id, &confinement) => {
+                if let Some(container) = found? {
+                    return Err(container.end(engine).await.into());
+                }
+            }
             // The client's end is the container's.
             exit = &mut ended => {
                 monitor.final_report(notify);

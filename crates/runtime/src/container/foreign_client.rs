@@ -22,6 +22,23 @@ use crate::{Confinement, StartError, TaskSpec};
 /// How often the engine is asked whether the container runs.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// A running container that does not see its slice, or could pass it by.
+#[derive(Debug)]
+pub struct Unconfined {
+    id: String,
+    why: StartError,
+}
+
+impl Unconfined {
+    /// Ends it; why it was ended. Docker's client ends with its container, so whoever waits for the client needs the reason before.
+    pub async fn end(self, engine: &Engine) -> StartError {
+        match engine.remove(&self.id).await {
+            Ok(()) => self.why,
+            Err(error) => error.into(),
+        }
+    }
+}
+
 impl Engine {
     /// The image's own copies of the driver's libraries. An image that is not here is fetched first, as the client would do.
     ///
@@ -65,12 +82,15 @@ impl Engine {
         copies
     }
 
-    /// Waits until the container of `lease` runs, and ends it if it does not see its slice, or could pass it by. Returns when that is
-    /// certain.
+    /// Waits until the container of `lease` runs, and looks whether it sees its slice and cannot pass it by.
     ///
     /// # Errors
-    /// Says why the container was ended.
-    pub async fn verify_of(&self, lease: &LeaseId, confinement: &Confinement) -> Result<(), StartError> {
+    /// If the engine does not answer.
+    pub async fn verify_of(
+        &self,
+        lease: &LeaseId,
+        confinement: &Confinement,
+    ) -> Result<Option<Unconfined>, StartError> {
         loop {
             let all: BTreeSet<String> = self
                 .leftovers()
@@ -82,11 +102,7 @@ impl Engine {
             for id in all {
                 let pid = pid_of(self.docker(), &id).await.unwrap_or(0);
                 if pid > 0 {
-                    let verified = verify(pid, confinement);
-                    if verified.is_err() {
-                        self.remove(&id).await?;
-                    }
-                    return verified;
+                    return Ok(verify(pid, confinement).err().map(|why| Unconfined { id, why }));
                 }
             }
             sleep(LOOK_INTERVAL).await;
