@@ -85,7 +85,7 @@ def test_no_lock_is_held_while_the_driver_calls_back(machine):
 
 
 def test_a_pool_may_be_destroyed_before_its_memory_is_free(machine):
-    record = ended_in_time(start(machine, "pool_destroyed_first"), "it waits for ever")
+    record = ended_in_time(start(machine, "pool_destroyed_first"), "it hangs")
     assert record["free"] == LIMIT - CONTEXT, record
 
 

@@ -54,7 +54,7 @@ impl Build {
     }
 
     /// The demo runs in no cluster; Kubernetes is 82 of the 393 packages that the whole program compiles. In the profile dev, the packages
-    /// have the features that the tests turn on, so that what was compiled for the tests serves: without them, all of it is compiled anew.
+    /// have the features that the tests turn on, so that what was compiled for the tests serves: without them, all of it is compiled again.
     fn features(self, profile: &str) -> &'static [&'static str] {
         match self {
             Self::PackagesForTests if profile == "dev" => {

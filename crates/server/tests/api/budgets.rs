@@ -67,7 +67,7 @@ impl World {
         events.map(|event| event["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The same when there are so many: PostgreSQL shows an event when no older transaction is open, also one of another test.
+    /// The same when there are `count`: PostgreSQL shows an event when no older transaction is open, also one of another test.
     async fn until_told(&self, kind: &str, count: usize) -> Vec<String> {
         for _ in 0..600 {
             let told = self.told(kind).await;
