@@ -55,6 +55,7 @@ CANTLE_TEST_KUBERNETES=1.35.4 CANTLE_TEST_FEATURE_GATES=DRAConsumableCapacity=tr
 CANTLE_TEST_KUBERNETES=1.34.4 tests/cluster/run.sh -k "test_classic or test_reservation" || [ $? = 77 ]
 # On a kernel with control groups of version 2 and AppArmor, in a virtual machine.
 tests/vm.sh tests/cluster/run.sh -k "test_pods.py or test_compute.py" || [ $? = 77 ]
+tests/vm.sh .venv/bin/python -m pytest -q tests/bypass/test_{evasion,hidden,unseen,rights,sharing}.py || [ $? = 77 ]
 # Parts of the openb trace as pods, next to `cantle simulate`.
 CANTLE_BENCH_SEEDS=42,43,44,45,46 tests/cluster/run.sh -s -o python_files=bench_openb.py || [ $? = 77 ]
 # Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.

@@ -245,6 +245,7 @@ def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, nei
 def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hidden, way):
     """A machine with version 1 only, and one where no group can be made: there the kernel's other signs count. (On a machine with version 2
     only, the first case is the second.)"""
+    hidden = hidden if os.path.isdir(hidden) else "/sys/fs/cgroup"
     subprocess.run(machine.command("mount", "-t", "tmpfs", "tmpfs", hidden), check=True)
     running = machine.start([sys.executable, HERE / "evade.py", way, copy, 2 * LIMIT])
     assert running.record().get("granted")

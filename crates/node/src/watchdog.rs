@@ -263,8 +263,7 @@ fn is_known(lease: &Lease, gpus: &[Gpu]) -> bool {
 
 /// Charges hidden memory to the slice, and returns what is wrong, if anything is.
 ///
-/// The driver was asked between `region.before` and now. Memory that was freed meanwhile was counted before, memory that was
-/// allocated is counted now. Neither is hidden, so the larger count is the right one.
+/// The driver was asked between `region.before` and now.
 fn check(
     lease: &Lease,
     region: &Region,
@@ -291,9 +290,9 @@ fn check(
                 .and_then(|slice| unattributed_bytes.get(slice.device()))
                 .copied()
                 .unwrap_or(0),
-            counted_bytes: now
-                .map_or(0, |now| now.counted_bytes)
-                .max(at.and_then(|at| before.get(at)).map_or(0, |before| before.counted_bytes)),
+            counted_bytes: [at.and_then(|at| before.get(at)), now]
+                .map(|count| count.map_or(0, |count| count.counted_bytes)),
+            charged_bytes: now.map_or(0, |now| now.hidden_bytes),
             processes,
             attached: &attached,
             is_crowded: crowded.contains(&gpu.uuid),
@@ -388,8 +387,10 @@ struct TaskOnGpu<'a> {
     slice: Option<&'a Slice>,
     /// What a context takes and no process has in the driver's list.
     per_context_bytes: u64,
-    /// The count of the shim.
-    counted_bytes: u64,
+    /// The counts of the shim before and after the driver was asked.
+    counted_bytes: [u64; 2],
+    /// What is charged as hidden so far.
+    charged_bytes: u64,
     /// The figure of the driver.
     processes: &'a [ProcessMemory],
     /// Pids that the slice's processes know themselves by.
@@ -399,8 +400,13 @@ struct TaskOnGpu<'a> {
 }
 
 impl TaskOnGpu<'_> {
+    /// What the driver shows beyond what the shim has counted. If the count has changed meanwhile, nobody knows which part of the change the
+    /// driver's figure contains. Then the charge changes only as far as it cannot be right: a program that fills its slice would get what
+    /// is hidden a second time, if the smallest amount counted.
     fn hidden_bytes(&self) -> u64 {
-        self.actual_bytes().saturating_sub(self.counted_bytes)
+        let [before, after] = self.counted_bytes;
+        let beyond = |counted: u64| self.actual_bytes().saturating_sub(counted);
+        self.charged_bytes.clamp(beyond(before.max(after)), beyond(before.min(after)))
     }
 
     /// The driver's figures, and what it takes for these processes in addition; each has a context.

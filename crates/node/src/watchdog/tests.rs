@@ -19,7 +19,8 @@ fn on_gpu(held: &[(u32, u64)], attached: &[u32], has_slice: bool, is_crowded: bo
         index: 2,
         slice: has_slice.then_some(&slice),
         per_context_bytes: 0,
-        counted_bytes: 0,
+        counted_bytes: [0; 2],
+        charged_bytes: 0,
         processes: &processes(held),
         attached: &attached.iter().copied().collect(),
         is_crowded,
@@ -29,18 +30,37 @@ fn on_gpu(held: &[(u32, u64)], attached: &[u32], has_slice: bool, is_crowded: bo
 
 #[test]
 fn what_the_driver_takes_for_a_context_hides_nothing_else() {
-    let (slice, processes) = (slice(10 * GIB), processes(&[(7, GIB), (8, GIB)]));
+    // Both contexts are charged with what the driver takes for them, and 10 MiB are in use that nobody asked for.
+    assert_eq!(hidden(&[(7, GIB), (8, GIB)], 6 << 20, [2 * GIB + (2 << 20); 2], 0), 10 << 20);
+}
+
+fn hidden(held: &[(u32, u64)], per_context_bytes: u64, counted_bytes: [u64; 2], charged_bytes: u64) -> u64 {
+    let (slice, processes) = (slice(10 * GIB), processes(held));
     let on_gpu = TaskOnGpu {
         index: 2,
         slice: Some(&slice),
-        per_context_bytes: 6 << 20,
-        // Both contexts are charged with what the driver takes for them, and 10 MiB are in use that nobody asked for.
-        counted_bytes: 2 * GIB + (2 << 20),
+        per_context_bytes,
+        counted_bytes,
+        charged_bytes,
         processes: &processes,
         attached: &BTreeSet::new(),
         is_crowded: false,
     };
-    assert_eq!(on_gpu.hidden_bytes(), 10 << 20);
+    on_gpu.hidden_bytes()
+}
+
+#[test]
+fn what_is_allocated_during_a_look_is_not_taken_off_the_hidden() {
+    let mib = 1 << 20;
+    let look = |actual, counted, charged| hidden(&[(7, actual)], 0, counted, charged) / mib;
+    // 40 MiB are hidden. The driver was asked when 1 GiB was counted, and the program goes on to fill its slice.
+    assert_eq!(look(GIB + 40 * mib, [GIB, 3 * GIB], 40 * mib), 40);
+    assert_eq!(look(2 * GIB + 40 * mib, [GIB, 3 * GIB], 40 * mib), 40);
+    assert_eq!(look(2 * GIB + 40 * mib, [3 * GIB, GIB], 40 * mib), 40, "it frees");
+    // What cannot be right is changed, and a quiet look is exact.
+    assert_eq!(look(GIB + 40 * mib, [GIB, GIB + 8 * mib], 0), 32);
+    assert_eq!(look(GIB + 40 * mib, [GIB, GIB + 8 * mib], 600 * mib), 40);
+    assert_eq!(look(GIB + 40 * mib, [GIB, GIB], 600 * mib), 40);
 }
 
 #[test]
