@@ -45,6 +45,7 @@ bench: build
 	cargo build --release --locked -q -p cantle-server --examples
 	@dir=$$(mktemp -d) && target/release/examples/many_tasks $$dir $${CANTLE_BENCH_TASKS:-100000}; rm -rf $$dir
 	@dir=$$(mktemp -d) && target/release/examples/rights $$dir; rm -rf $$dir
+	@dir=$$(mktemp -d) && target/release/examples/usage_year $$dir; rm -rf $$dir
 	tests/bench/fleet.sh
 
 # What users install, into target/packages: tarball, .deb, .rpm, wheel, image, chart, SBOM, checksums (packaging/build.py).

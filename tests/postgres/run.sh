@@ -23,5 +23,5 @@ tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --t
 tests/postgres/with-server.sh cargo test --workspace --locked --test copy -- --include-ignored
 # Those of the server's tests whose statements differ between the databases.
 tests/postgres/with-server.sh cargo test --workspace --locked --test api -- --include-ignored \
-    flow:: batch:: lists:: quotas:: sessions:: agents:: accounts:: budgets:: pools:: wishes:: notices:: secrets:: replicas::
+    flow:: batch:: lists:: quotas:: sessions:: agents:: accounts:: usage_days:: budgets:: pools:: wishes:: notices:: secrets:: replicas::
 tests/postgres/with-server.sh .venv/bin/python -m pytest -q tests/postgres

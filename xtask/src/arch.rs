@@ -35,7 +35,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
 const PURE: [(&str, &[&str]); 11] = [
     ("arbiter", &[]),
     ("metrics", &[]),
-    ("usage", &[]),
+    ("usage", &["postcard", "serde"]),
     ("model", &["serde", "thiserror"]),
     ("mig", &["serde", "thiserror"]),
     ("sched", &["serde", "thiserror"]),

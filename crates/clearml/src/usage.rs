@@ -22,6 +22,8 @@ pub struct GetUsage {
     pub by: Vec<UsageKey>,
     /// What GPUs cost.
     pub prices: Option<PriceSheet>,
+    /// Only so many lines of runs: those that left most of their memory unused, the most first. Runs whose peak is not known do not count.
+    pub most_unused: Option<usize>,
 }
 endpoint!("cantle.get_usage", GetUsage => Usage);
 
@@ -229,6 +231,14 @@ pub struct UsageLine {
     pub lost_gpu_seconds: f64,
     /// What it cost; absent without a price for all of it.
     pub cost: Option<f64>,
+}
+
+impl UsageLine {
+    /// GPU time × the part of the memory limits that its runs never had; 0 if no peak is known.
+    #[must_use]
+    pub fn unused_gpu_seconds(&self) -> f64 {
+        self.memory_peak.map_or(0.0, |peak| self.gpu_seconds * (1.0 - peak))
+    }
 }
 
 /// The account of one GPU: `recorded_seconds` are `allocated_seconds` and what nobody had, less `unrecorded_seconds`.

@@ -24,6 +24,7 @@ use crate::records::Records;
 use crate::rights::audit::{Logins, Refusals};
 use crate::rights::{self, Passed, People, Principal, Right, Used, Via};
 use crate::sealer::Sealer;
+use crate::services::FirstUsage;
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
@@ -53,6 +54,7 @@ pub(crate) struct App {
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
     pub(crate) lists: Lists,
+    pub(crate) first_usage: FirstUsage,
     pub(crate) execs: Execs,
     /// Wrong keys.
     pub(crate) failures: Failures,

@@ -262,6 +262,7 @@ impl Server {
             usage_half_life_ms,
             health: health::Health::default(),
             lists: lists::Lists::default(),
+            first_usage: services::FirstUsage::default(),
             execs: execs::Execs::default(),
             failures: failures::Failures::default(),
             deleted: files::Deleted::default(),

@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::clock::{new_id, now_us};
-use crate::services::count_budgets;
 use crate::services::nodes::is_recent;
+use crate::services::{count_budgets, keep_usage_days};
 use crate::{gpu_times, usage};
 
 /// The time that a node needs to end a run at its fence: it polls twice a second, and the last signal cannot be
@@ -74,6 +74,9 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
         }
         if let Err(error) = app.store.note_quotas(now_us).await {
             tracing::error!("the quotas cannot be recorded for the accounts: {error}");
+        }
+        if let Err(error) = keep_usage_days(&app.store, &app.first_usage, now_us).await {
+            tracing::error!("the usage of days that are over cannot be kept: {}", error.message);
         }
         if let Err(error) = count_budgets(&app.store, now_us).await {
             tracing::error!("the budgets cannot be counted: {error}");

@@ -9,7 +9,7 @@ use crate::database::Database;
 use crate::db::{self, Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
-/// All tables but `probes`, which is never read.
+/// All tables but `probes`, which is never read, and `usage_days`, which is made from others.
 const TABLES: [&str; 43] = [
     "projects",
     "queues",

@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 33] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 34] = [
     (
         1,
         "first",
@@ -96,6 +96,12 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 33] = [
     (34, "run slices", include_str!("../migrations/0034_run_slices.sql"), Same),
     (35, "queue preempts", include_str!("../migrations/0035_queue_preempts.sql"), Same),
     (36, "user times", include_str!("../migrations/0036_user_times.sql"), Same),
+    (
+        37,
+        "usage days",
+        include_str!("../migrations/0037_usage_days.sql"),
+        Instead(include_str!("../migrations/postgres/0037_usage_days.sql")),
+    ),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

@@ -5,6 +5,7 @@
 
 mod advice;
 mod divide;
+mod part;
 mod period;
 mod price;
 mod report;
@@ -12,7 +13,10 @@ mod sides;
 
 pub use advice::{LEAST_RUNS, RESERVE_PERCENT, Sample, SmallerShare, advise};
 pub use divide::{Division, GpuPresence, GpuTime, Hold, divide};
+pub use part::{
+    Crossing, PartBuilder, PartGpu, PartRun, PartShare, PartTask, TaskId, Text, Texts, UsagePart,
+};
 pub use period::{MilliUs, Period};
 pub use price::{Price, PriceError, Prices};
-pub use report::{Facts, Line, Report, Side, TimeKind, percentile};
+pub use report::{Column, GpuSums, Line, LineKey, Report, TimeKind, percentile};
 pub use sides::{Guarantee, Holding, Sides, sides};

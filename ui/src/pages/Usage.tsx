@@ -33,6 +33,10 @@ interface Report {
 interface Answer {
   report: Report;
   days: UsageLine[];
+}
+
+/** What could be smaller. It is asked for apart: with very many tasks it takes longer, or is refused. */
+interface Spare {
   tasks: UsageLine[];
   advice: AdviceView[];
 }
@@ -46,9 +50,15 @@ function period(days: number): { from: string; to: string } {
 async function ask(days: number, by: string): Promise<Answer> {
   const span = period(days);
   const usage = (...keys: string[]) => call<Report>("cantle.get_usage", { ...span, by: keys });
+  const [report, perDay] = await Promise.all([usage(by), usage("day", by)]);
+  return { report, days: perDay.lines };
+}
+
+async function askSpare(days: number): Promise<Spare> {
+  const span = period(days);
+  const tasks = call<Report>("cantle.get_usage", { ...span, by: ["task"], most_unused: MOST });
   const advice = call<{ lines: AdviceView[] }>("cantle.get_advice", span);
-  const [report, perDay, tasks, advised] = await Promise.all([usage(by), usage("day", by), usage("task"), advice]);
-  return { report, days: perDay.lines, tasks: tasks.lines, advice: advised.lines };
+  return { tasks: (await tasks).lines, advice: (await advice).lines };
 }
 
 /** The file of `cantle -o csv usage`. */
@@ -90,15 +100,14 @@ function Sums({ by, lines, color }: { by: string; lines: UsageLine[]; color: (na
 
 /** The tasks that left most of their memory unused: only those whose peak is known. */
 function Unused({ tasks }: { tasks: UsageLine[] }) {
-  const most = tasks.filter((line) => unused(line) > 0).sort((a, b) => unused(b) - unused(a));
-  if (most.length === 0) return null;
+  if (tasks.length === 0) return null;
   return (
     <section class="card" aria-labelledby="unused">
       <h2 id="unused">
         Most allocated, least used <span class="muted">GPU-hours times the part of the memory limit that was never in use</span>
       </h2>
       <Table label="Unused" heads={["Task", "Runs", "GPU-hours", "Peak", "Unused GPU-hours"]}>
-        {most.slice(0, MOST).map((line) => (
+        {tasks.map((line) => (
           <tr key={line.keys[0]}>
             <th scope="row">
               <a href={link(`tasks/${line.keys[0]}`)}>{line.name || line.keys[0]}</a>
@@ -143,6 +152,7 @@ export function Usage() {
   const days = Math.min(Math.max(Number(param("days", "7")) || 7, 1), 90);
   const by = KEYS.some(([key]) => key === param("by")) ? param("by") : "project";
   const { answer, problem } = useAsked(() => ask(days, by), `${days} ${by}`);
+  const spare = useAsked(() => askSpare(days), `${days}`);
   usePageCli(cantle("usage", "--from", period(days).from.slice(0, 10), "--by", by));
   const lines = answer?.report.lines ?? [];
   const names = lines.filter((line) => line.kind === "allocated").map((line) => nameOf(line, line.keys[0]));
@@ -174,8 +184,13 @@ export function Usage() {
           <Sums by={by} lines={lines} color={color} />
         </section>
       )}
-      {answer && <Unused tasks={answer.tasks.filter((line) => line.kind === "allocated" && line.keys[0] !== "(others)")} />}
-      {answer && <Advice advice={answer.advice} />}
+      {spare.problem && (
+        <p class="muted" role="status">
+          Tasks with unused memory: {spare.problem}
+        </p>
+      )}
+      {spare.answer && <Unused tasks={spare.answer.tasks.filter((line) => line.keys[0] !== "(others)")} />}
+      {spare.answer && <Advice advice={spare.answer.advice} />}
     </>
   );
 }

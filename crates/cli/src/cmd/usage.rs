@@ -37,8 +37,11 @@ pub(crate) struct UsageArgs {
     /// Compute costs with this price sheet, a TOML file (docs/guide/usage.md)
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
+    /// Print only the N lines that left most of their memory unused, the most first
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    most_unused: Option<u32>,
     /// Compare the parts of each GPU's time with the time that has passed, and fail if they do not add up
-    #[arg(long, conflicts_with_all = ["by", "prices"])]
+    #[arg(long, conflicts_with_all = ["by", "prices", "most_unused"])]
     check: bool,
 }
 
@@ -68,9 +71,18 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     check_order(from, to)?;
     let sheet = args.prices.as_deref().map(prices::read).transpose()?;
     let by = keys(context, args)?;
-    let request =
-        GetUsage { from: from.to_string(), to: to.to_string(), by: by.clone(), prices: sheet.clone() };
-    let usage = Connection::open(context)?.call(&request)?;
+    let request = GetUsage {
+        from: from.to_string(),
+        to: to.to_string(),
+        by: by.clone(),
+        prices: sheet.clone(),
+        most_unused: args.most_unused.map(|count| count as usize),
+    };
+    let connection = Connection::open(context)?;
+    let usage = match context.printer.format {
+        Format::Focus => day_by_day(&connection, &request, from, to)?,
+        _ => connection.call(&request)?,
+    };
     if args.check {
         return check(context, &usage);
     }
@@ -91,10 +103,43 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The lines of each day, which are by day: all of them together may be more than a report has.
+fn day_by_day(
+    connection: &Connection,
+    request: &GetUsage,
+    from: Timestamp,
+    to: Timestamp,
+) -> Result<Usage, CliError> {
+    let mut whole: Option<Usage> = None;
+    let mut at = from;
+    while at < to {
+        let next = at.to_zoned(TimeZone::UTC).date().tomorrow().and_then(|day| day.to_zoned(TimeZone::UTC));
+        let next = next.map_or(to, |day| day.timestamp().min(to));
+        let part =
+            connection.call(&GetUsage { from: at.to_string(), to: next.to_string(), ..request.clone() })?;
+        let is_over = part.to.parse::<Timestamp>().is_ok_and(|until| until < next);
+        match &mut whole {
+            Some(whole) => {
+                whole.lines.extend(part.lines);
+                whole.to = part.to;
+            }
+            None => whole = Some(part),
+        }
+        if is_over {
+            break;
+        }
+        at = next;
+    }
+    Ok(whole.unwrap_or_default())
+}
+
 /// What the lines are by.
 fn keys(context: &Context, args: &UsageArgs) -> Result<Vec<UsageKey>, CliError> {
     let refused = |text: &str| Err(CliError::new(ErrorKind::Usage, text));
     match (context.printer.format, args.by.as_slice()) {
+        (Format::Focus, _) if args.most_unused.is_some() => {
+            refused("-o focus has all charges: it takes no --most-unused")
+        }
         (Format::Focus, _) if args.prices.is_none() => refused("-o focus has costs: it needs --prices FILE"),
         (Format::Focus, [_, ..]) => {
             refused("-o focus has a charge for each task, GPU and day: it takes no --by")

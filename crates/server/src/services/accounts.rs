@@ -1,53 +1,86 @@
-//! The records of a period, from which accounts are computed: runs, the states of GPUs, and names.
+//! The records of a time, and the parts of accounts that they make: runs, the states of GPUs, and whose names a caller sees.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use cantle_clearml::usage::{GpuAccount, UsageKey, UsageKind, UsageLine};
 use cantle_model::Slice;
-use cantle_store::{GpuTimeRow, RunRow};
+use cantle_store::{GpuTimeRow, RunRow, Store};
 use cantle_usage::{
-    Division, Facts, GpuPresence, GpuTime, Hold, Line, MilliUs, Period, Side, Sides, TimeKind, percentile,
+    Crossing, GpuTime, Hold, MilliUs, PartBuilder, PartGpu, PartRun, PartShare, PartTask, Period, Sides,
+    UsagePart, divide,
 };
 
+use super::sides::Quotas;
 use crate::app::Call;
-use crate::clock::date;
 use crate::error::ApiError;
 use crate::gpu_times;
+use crate::rights::Register;
 
-/// The lines of runs that the caller may not see.
-const OTHERS: &str = "(others)";
-const GIB: f64 = 1_073_741_824.0;
-
-/// A GPU at a time.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place<'a> {
-    pub(super) gpu: &'a str,
-    pub(super) node: &'a str,
-    pub(super) model: &'a str,
-    pub(super) pools: &'a str,
+/// What a caller sees of the runs of others: names, by id.
+pub(super) struct View {
+    /// Projects that the caller may see.
+    pub(super) projects: BTreeMap<String, String>,
+    queues: BTreeMap<String, String>,
+    people: Arc<Register>,
+    own: String,
+    sees_all: bool,
 }
 
-/// All that is recorded of a period.
+impl View {
+    pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
+        Ok(Self {
+            projects: call.projects().await?.into_iter().map(|row| (row.id, row.name)).collect(),
+            queues: call.store.queue_names().await?.into_iter().collect(),
+            people: call.people.register(),
+            own: call.who.user.as_str().to_owned(),
+            sees_all: call.seen().is_all(),
+        })
+    }
+
+    /// Of somebody who sees all of these projects.
+    #[cfg(test)]
+    pub(super) fn of_all(projects: BTreeMap<String, String>) -> Self {
+        let (queues, people) = (BTreeMap::new(), Arc::default());
+        Self { projects, queues, people, own: String::new(), sees_all: true }
+    }
+
+    /// Whether the caller may not see the runs of this owner in this project; both may be empty.
+    pub(super) fn hides(&self, owner: &str, project: &str) -> bool {
+        !self.sees_all && owner != self.own && !self.projects.contains_key(project)
+    }
+
+    pub(super) fn project(&self, id: &str) -> String {
+        name_in(&self.projects, id)
+    }
+
+    pub(super) fn queue(&self, id: &str) -> String {
+        name_in(&self.queues, id)
+    }
+
+    pub(super) fn user(&self, id: &str) -> String {
+        self.people.name(id).to_owned()
+    }
+}
+
+/// All that is recorded of a time.
 pub(super) struct Records {
     pub(super) now_us: i64,
     pub(super) runs: Vec<RunRow>,
     /// By GPU: the indexes of its runs.
     runs_of: BTreeMap<String, Vec<usize>>,
     pub(super) times_of: BTreeMap<String, Vec<GpuTimeRow>>,
-    /// Names of projects that the caller may see, and of queues, by id.
-    pub(super) projects: BTreeMap<String, String>,
-    queues: BTreeMap<String, String>,
-    /// Names of users, by id.
-    users: BTreeMap<String, String>,
-    /// The indexes of the runs that the caller may not see.
-    pub(super) hidden: BTreeSet<usize>,
 }
 
 impl Records {
-    pub(super) async fn read(call: &Call, period: Period) -> Result<Self, ApiError> {
-        let runs = call.store.runs_between(period.from_us, period.to_us).await?;
+    pub(super) async fn read(store: &Store, period: Period, now_us: i64) -> Result<Self, ApiError> {
+        let runs = store.runs_between(period.from_us, period.to_us).await?;
+        Ok(Self::of(runs, store.gpu_times(period.from_us, period.to_us).await?, now_us))
+    }
+
+    /// Of these runs, in the order in which they began, and times of GPUs, by GPU and beginning.
+    pub(super) fn of(runs: Vec<RunRow>, times: Vec<GpuTimeRow>, now_us: i64) -> Self {
         let mut times_of: BTreeMap<String, Vec<GpuTimeRow>> = BTreeMap::new();
-        for row in call.store.gpu_times(period.from_us, period.to_us).await? {
+        for row in times {
             times_of.entry(row.gpu.clone()).or_default().push(row);
         }
         let mut runs_of: BTreeMap<String, Vec<usize>> = BTreeMap::new();
@@ -59,23 +92,90 @@ impl Records {
                 }
             }
         }
-        let projects: BTreeMap<String, String> =
-            call.projects().await?.into_iter().map(|row| (row.id, row.name)).collect();
-        let sees_all = call.seen().is_all();
-        let is_hidden = |run: &RunRow| {
-            let own = run.owner.as_deref() == Some(call.who.user.as_str());
-            !sees_all && !own && run.project.as_ref().is_none_or(|project| !projects.contains_key(project))
-        };
-        let hidden = (0..runs.len()).filter(|&index| is_hidden(&runs[index])).collect();
-        let people = call.people.register();
-        let owners = runs.iter().filter_map(|run| run.owner.clone());
-        let users = owners.map(|id| (id.clone(), people.name(&id).to_owned())).collect();
-        let queues = call.store.queue_names().await?.into_iter().collect();
-        Ok(Self { now_us: call.now_us, runs, runs_of, times_of, projects, queues, users, hidden })
+        Self { now_us, runs, runs_of, times_of }
     }
 
-    /// All GPUs of the period.
-    pub(super) fn gpus(&self) -> BTreeSet<&str> {
+    /// Divides the time of all GPUs in each of these times, which follow each other.
+    pub(super) fn parts_of(&self, periods: &[Period], quotas: &Quotas) -> Vec<UsagePart> {
+        let sides = quotas.sides(self, periods);
+        let mut builders: Vec<PartBuilder> = periods.iter().map(|_| PartBuilder::default()).collect();
+        for (index, run) in self.runs.iter().enumerate().filter(|(_, run)| run.all_slices().next().is_none())
+        {
+            let held = self.held(run);
+            for (period, builder) in periods.iter().zip(&mut builders) {
+                // A run of no time counts where it began.
+                if held.from_us < period.to_us && held.to_us.max(held.from_us + 1) > period.from_us {
+                    builder.run(index, |builder| self.run(run, *period, builder));
+                }
+            }
+        }
+        for gpu in self.gpus() {
+            self.divide(gpu, periods, &sides, &mut builders);
+        }
+        for (project, part, lent) in quotas.lent(&sides) {
+            if let Some(builder) = builders.get_mut(part) {
+                builder.lent(project, lent);
+            }
+        }
+        builders.into_iter().map(PartBuilder::build).collect()
+    }
+
+    fn divide(&self, gpu: &str, periods: &[Period], sides: &Sides, builders: &mut [PartBuilder]) {
+        let (times, mut holds) = (self.times(gpu), self.holds(gpu, sides));
+        holds.sort_by_key(|hold| hold.period.from_us);
+        let (mut coming, mut inside) = (holds.into_iter().peekable(), Vec::<Hold>::new());
+        let moves = self.moves_us(gpu);
+        for (period, builder) in periods.iter().zip(builders) {
+            for part in period.cut(moves.iter().copied()) {
+                // Of the many runs of a long time, few lie in each part.
+                inside.retain(|hold| hold.period.to_us > part.from_us);
+                while let Some(hold) = coming.next_if(|hold| hold.period.from_us < part.to_us) {
+                    inside.push(hold);
+                }
+                let division = divide(part, &times, &inside);
+                let recorded = times.iter().map(|time| time.period.within(part)).filter(|time| time.us() > 0);
+                let at = self.place(gpu, part, builder);
+                let of = builder.gpu(at, &recorded.collect::<Vec<_>>(), &division);
+                for (&index, &had) in &division.shares {
+                    let row = &self.runs[index];
+                    let run = builder.run(index, |builder| self.run(row, *period, builder));
+                    let guaranteed = division.guaranteed.get(&index).copied().unwrap_or(0);
+                    let memory_per_milli = memory_per_milli(row, gpu);
+                    builder.share(PartShare { run, gpu: of, had, guaranteed, memory_per_milli });
+                }
+            }
+        }
+    }
+
+    fn run(&self, run: &RunRow, period: Period, builder: &mut PartBuilder) -> (PartRun, PartTask) {
+        let mut text = |text: &Option<String>| builder.text(text.as_deref().unwrap_or_default());
+        let [project, queue, owner, node] = [&run.project, &run.queue, &run.owner, &run.node].map(&mut text);
+        let waited = run.queued_us.zip(run.taken_us).map(|(queued, taken)| taken.saturating_sub(queued));
+        let held = self.held(run);
+        let from_before = held.from_us < period.from_us;
+        let goes_on = run.ended_us.is_none() || held.to_us > period.to_us;
+        let made = PartRun {
+            project,
+            queue,
+            owner,
+            node,
+            tags: builder.tags(&run.tags),
+            waited_us: waited.and_then(|us| u64::try_from(us).ok()),
+            given_up: run.outcome.is_some_and(|outcome| !outcome.is_final()),
+            peak_ppm: peak_ppm(run),
+            without_gpu: run.all_slices().next().is_none(),
+            crosses: (from_before || goes_on).then(|| Crossing {
+                task: run.task.as_str().into(),
+                run: run.run,
+                from_before,
+                goes_on,
+            }),
+        };
+        (made, PartTask { id: run.task.clone(), name: run.name.clone() })
+    }
+
+    /// All GPUs of the time.
+    fn gpus(&self) -> BTreeSet<&str> {
         self.times_of.keys().chain(self.runs_of.keys()).map(String::as_str).collect()
     }
 
@@ -94,7 +194,7 @@ impl Records {
 
     /// What runs held of a GPU, in parts: a run that changes its side or its slices has several. A run with several GPUs has its quota on
     /// the first ones.
-    pub(super) fn holds(&self, gpu: &str, sides: &Sides) -> Vec<Hold> {
+    fn holds(&self, gpu: &str, sides: &Sides) -> Vec<Hold> {
         let of = self.runs_of.get(gpu).into_iter().flatten();
         let parts = of.flat_map(|&run| self.parts(&self.runs[run]).map(move |part| (run, part)));
         parts
@@ -117,7 +217,7 @@ impl Records {
             .collect()
     }
 
-    pub(super) fn times(&self, gpu: &str) -> Vec<GpuTime> {
+    fn times(&self, gpu: &str) -> Vec<GpuTime> {
         let rows = self.times_of.get(gpu).into_iter().flatten();
         let time = |row: &GpuTimeRow| GpuTime { state: gpu_times::state(row), period: self.lasted(row) };
         rows.map(time).collect()
@@ -127,135 +227,39 @@ impl Records {
         Period { from_us: row.from_us, to_us: row.to_us.unwrap_or_else(|| self.now_us.max(row.from_us)) }
     }
 
-    pub(super) fn place<'a>(&'a self, gpu: &'a str, at: Period) -> Place<'a> {
+    /// Where the GPU was in a part of the time.
+    fn place(&self, gpu: &str, at: Period, builder: &mut PartBuilder) -> PartGpu {
         let mut rows = self.times_of.get(gpu).into_iter().flatten().rev();
-        let row = rows.find(|row| row.from_us < at.to_us);
-        Place {
-            gpu,
-            node: row.map_or("", |row| &row.node),
-            model: row.map_or("", |row| &row.model),
-            pools: row.map_or("", |row| &row.pools),
+        let row = rows.find(|row| self.lasted(row).within(at).us() > 0);
+        PartGpu {
+            gpu: builder.text(gpu),
+            node: builder.text(row.map_or("", |row| &row.node)),
+            model: builder.text(row.map_or("", |row| &row.model)),
+            pools: builder.text(row.map_or("", |row| &row.pools)),
+            ..PartGpu::default()
         }
     }
 
-    /// The times at which a GPU came to another node or into other pools.
-    pub(super) fn moves_us(&self, gpu: &str) -> impl Iterator<Item = i64> {
+    /// The times at which a GPU came to a node or into pools, and those from which nothing is known of it.
+    fn moves_us(&self, gpu: &str) -> Vec<i64> {
         let rows: &[GpuTimeRow] = self.times_of.get(gpu).map_or(&[], Vec::as_slice);
-        let moved = |pair: &&[GpuTimeRow]| {
-            (&pair[0].node, &pair[0].model, &pair[0].pools) != (&pair[1].node, &pair[1].model, &pair[1].pools)
+        let goes_on = |a: &GpuTimeRow, b: &GpuTimeRow| {
+            a.to_us == Some(b.from_us) && (&a.node, &a.model, &a.pools) == (&b.node, &b.model, &b.pools)
         };
-        rows.windows(2).filter(moved).map(|pair| pair[1].from_us)
+        let between = rows.windows(2).filter(|pair| !goes_on(&pair[0], &pair[1]));
+        let between = between.flat_map(|pair| [pair[0].to_us, Some(pair[1].from_us)]);
+        let ends = [rows.first().map(|row| row.from_us), rows.last().and_then(|row| row.to_us)];
+        between.chain(ends).flatten().collect()
     }
+}
 
-    pub(super) fn memory_per_milli(&self, run: usize, gpu: &str) -> u64 {
-        let slices = self.runs[run].all_slices().filter(|slice| slice.gpu.0 == gpu);
-        let (bytes, milli) = slices.fold((0, 0), |(bytes, milli), slice| {
-            (bytes + slice.memory_limit_bytes, milli + u64::from(slice.milli.0))
-        });
-        bytes.checked_div(milli).unwrap_or(0)
-    }
-
-    pub(super) fn facts(&self, run: usize) -> Facts {
-        let run = &self.runs[run];
-        let waited = run.queued_us.zip(run.taken_us).map(|(queued, taken)| taken.saturating_sub(queued));
-        Facts {
-            waited_us: waited.and_then(|us| u64::try_from(us).ok()),
-            given_up: run.outcome.is_some_and(|outcome| !outcome.is_final()),
-            peak_ppm: peak_ppm(run),
-        }
-    }
-
-    pub(super) fn key(
-        &self,
-        by: &[UsageKey],
-        (run, side): (Option<usize>, Option<Side>),
-        place: Place<'_>,
-        at_us: i64,
-    ) -> Vec<String> {
-        let of_run = |value: fn(&Self, &RunRow) -> Option<String>| match run {
-            None => String::new(),
-            Some(run) if self.hidden.contains(&run) => OTHERS.to_owned(),
-            Some(run) => value(self, &self.runs[run]).unwrap_or_default(),
-        };
-        let value = |key: &UsageKey| match key {
-            UsageKey::Project => of_run(|all, run| Some(name_in(&all.projects, run.project.as_ref()?))),
-            UsageKey::User => of_run(|all, run| Some(name_in(&all.users, run.owner.as_ref()?))),
-            UsageKey::Queue => of_run(|all, run| Some(name_in(&all.queues, run.queue.as_ref()?))),
-            UsageKey::Task => of_run(|_, run| Some(run.task.clone())),
-            UsageKey::Label(key) => match run {
-                Some(run) if !self.hidden.contains(&run) => label(&self.runs[run].tags, key),
-                other => other.map_or("", |_| OTHERS).to_owned(),
-            },
-            UsageKey::Side => side.map_or("", side_word).to_owned(),
-            UsageKey::Node => place.node.to_owned(),
-            UsageKey::Pool => place.pools.to_owned(),
-            UsageKey::Gpu => place.gpu.to_owned(),
-            UsageKey::Model => place.model.to_owned(),
-            UsageKey::Day => date(at_us, "%Y-%m-%d"),
-            UsageKey::Month => date(at_us, "%Y-%m"),
-        };
-        by.iter().map(value).collect()
-    }
-
-    pub(super) fn account(&self, gpu: &str, period: Period, whole: &Division) -> GpuAccount {
-        let rows: &[GpuTimeRow] = self.times_of.get(gpu).map_or(&[], Vec::as_slice);
-        let recorded: u64 = rows.iter().map(|row| self.lasted(row).within(period).us()).sum();
-        let rest = |state| seconds(whole.rest.get(&state).copied().unwrap_or(0));
-        let follow = |pair: &[GpuTimeRow]| pair[0].to_us == Some(pair[1].from_us);
-        GpuAccount {
-            gpu: gpu.to_owned(),
-            node: self.place(gpu, period).node.to_owned(),
-            recorded_seconds: seconds(1000 * MilliUs::from(recorded)),
-            allocated_seconds: seconds(whole.shares.values().sum()),
-            free_seconds: rest(GpuPresence::Here),
-            faulty_seconds: rest(GpuPresence::Faulty),
-            away_seconds: rest(GpuPresence::Away),
-            unrecorded_seconds: seconds(whole.unrecorded),
-            late_seconds: seconds(whole.late),
-            closes: rows.windows(2).all(follow)
-                && whole.total() - whole.unrecorded == 1000 * MilliUs::from(recorded),
-        }
-    }
-
-    pub(super) fn line(
-        &self,
-        by: &[UsageKey],
-        part: TimeKind,
-        keys: Vec<String>,
-        line: &Line,
-        is_priced: bool,
-    ) -> UsageLine {
-        let facts: Vec<Facts> = line.runs.iter().map(|&run| self.facts(run)).collect();
-        let mut waits: Vec<u64> = facts.iter().filter_map(|facts| facts.waited_us).collect();
-        let mut wait = |percent| percentile(&mut waits, percent).map(|us| us as f64 / 1e6);
-        let newest =
-            line.runs.last().filter(|run| by.contains(&UsageKey::Task) && !self.hidden.contains(run));
-        UsageLine {
-            kind: match part {
-                TimeKind::Allocated => UsageKind::Allocated,
-                TimeKind::Free => UsageKind::Free,
-                TimeKind::Faulty => UsageKind::Faulty,
-                TimeKind::Away => UsageKind::Away,
-            },
-            keys,
-            name: newest.and_then(|&run| self.runs[run].name.clone()),
-            runs: line.runs.len() as u64,
-            gpu_seconds: seconds(line.gpu),
-            guaranteed_gpu_seconds: seconds(line.guaranteed),
-            borrowed_gpu_seconds: match part {
-                TimeKind::Allocated => seconds(line.gpu - line.guaranteed),
-                _ => 0.0,
-            },
-            lent_gpu_seconds: None,
-            memory_gib_seconds: line.memory_byte_us as f64 / GIB / 1e6,
-            wait_median_s: wait(50),
-            wait_p95_s: wait(95),
-            given_up: facts.iter().filter(|facts| facts.given_up).count() as u64,
-            lost_gpu_seconds: seconds(line.lost),
-            memory_peak: line.mean_peak_ppm().map(|ppm| ppm as f64 / 1e6),
-            cost: line.cost_micro().filter(|_| is_priced).map(|micro| micro as f64 / 1e6),
-        }
-    }
+/// The memory limit of a run on a GPU, in bytes per thousandth of its share there.
+fn memory_per_milli(run: &RunRow, gpu: &str) -> u64 {
+    let slices = run.all_slices().filter(|slice| slice.gpu.0 == gpu);
+    let (bytes, milli) = slices.fold((0, 0), |(bytes, milli), slice| {
+        (bytes + slice.memory_limit_bytes, milli + u64::from(slice.milli.0))
+    });
+    bytes.checked_div(milli).unwrap_or(0)
 }
 
 /// A run's peak of one GPU, in millionths of its limit there. More than the limit does not count: a task may write what it likes into
@@ -267,16 +271,8 @@ fn peak_ppm(run: &RunRow) -> Option<u32> {
 }
 
 /// The value of the first tag with this key, `KEY:VALUE` or `KEY=VALUE`; empty if there is none.
-fn label(tags: &[String], key: &str) -> String {
-    let value = |tag: &String| Some(tag.strip_prefix(key)?.strip_prefix([':', '='])?.to_owned());
-    tags.iter().find_map(value).unwrap_or_default()
-}
-
-const fn side_word(side: Side) -> &'static str {
-    match side {
-        Side::Guaranteed => "guaranteed",
-        Side::Borrowed => "borrowed",
-    }
+pub(super) fn label<'a>(mut tags: impl Iterator<Item = &'a str>, key: &str) -> &'a str {
+    tags.find_map(|tag| tag.strip_prefix(key)?.strip_prefix([':', '='])).unwrap_or_default()
 }
 
 /// What was deleted has its id for a name.
@@ -295,11 +291,8 @@ mod tests {
 
     #[test]
     fn labels_are_tags_with_a_value() {
-        let tags = ["team", "team2:x", "team:nlp", "team=vision", "a:b:c"].map(str::to_owned);
-        let of = |key| label(&tags, key);
-        assert_eq!(
-            (of("team"), of("a"), of("a:b"), of("none")),
-            ("nlp".into(), "b:c".into(), "c".into(), String::new())
-        );
+        let tags = ["team", "team2:x", "team:nlp", "team=vision", "a:b:c"];
+        let of = |key| label(tags.into_iter(), key);
+        assert_eq!((of("team"), of("a"), of("a:b"), of("none")), ("nlp", "b:c", "c", ""));
     }
 }

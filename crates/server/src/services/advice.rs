@@ -7,9 +7,9 @@ use cantle_model::{GRANULE_BYTES, TaskStatus};
 use cantle_store::RunRow;
 use cantle_usage::{Period, Sample, advise};
 
-use super::accounts::{Records, name_in, seconds};
+use super::accounts::{Records, View, seconds};
 use super::nodes;
-use super::usage::period;
+use super::usage::{late, period, short};
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
@@ -22,20 +22,35 @@ pub(super) fn add(routes: &mut Routes) {
 /// Runs of one project and one name, the newest last.
 async fn get_advice(call: Call, request: GetAdvice) -> Result<Advised, ApiError> {
     let period = period(&request.from, &request.to, call.now_us)?;
-    let records = Records::read(&call, period).await?;
+    let (list, view) =
+        (call.app.lists.begin(call.who.user.as_str()).await.map_err(|_| late())?, View::read(&call).await?);
     let memory = nodes::all(&call).await?.into_iter().flat_map(|node| node.view().gpus);
     let memory: BTreeMap<String, u64> = memory.map(|gpu| (gpu.uuid, gpu.memory_bytes)).collect();
-    let mut samples: BTreeMap<(Option<&str>, &str), Vec<Sample>> = BTreeMap::new();
-    for (_, run) in records.runs.iter().enumerate().filter(|(index, _)| !records.hidden.contains(index)) {
-        if let Some((name, sample)) = run.name.as_deref().zip(sample(run, records.held(run), &memory)) {
-            samples.entry((run.project.as_deref(), name)).or_default().push(sample);
+    let mut samples: BTreeMap<(Option<String>, String), Vec<Sample>> = BTreeMap::new();
+    let first_us = call.app.first_usage.get(&call.app.store).await?.unwrap_or(period.to_us);
+    let recorded = Period { from_us: period.from_us.max(first_us), ..period };
+    for part in short(recorded) {
+        let _part = list.part().await.map_err(|_| late())?;
+        let records = Records::read(&call.store, part, call.now_us).await?;
+        for run in records.runs.iter() {
+            let held = records.held(run);
+            // One that began earlier was in the part before.
+            let is_new = part.from_us == recorded.from_us || held.from_us >= part.from_us;
+            let (owner, project) =
+                (run.owner.as_deref().unwrap_or_default(), run.project.as_deref().unwrap_or_default());
+            if !is_new || view.hides(owner, project) {
+                continue;
+            }
+            if let Some((name, sample)) = run.name.as_ref().zip(sample(run, held, &memory)) {
+                samples.entry((run.project.clone(), name.clone())).or_default().push(sample);
+            }
         }
     }
-    let line = |((project, name), samples): (&(Option<&str>, &str), &Vec<Sample>)| {
+    let line = |((project, name), samples): (&(Option<String>, String), &Vec<Sample>)| {
         let advice = advise(samples)?;
         Some(AdviceLine {
-            project: project.map(|id| name_in(&records.projects, id)),
-            name: (*name).to_owned(),
+            project: project.as_ref().map(|id| view.project(id)),
+            name: name.clone(),
             milli: advice.milli,
             enough_milli: advice.enough_milli,
             peak_bytes: advice.peak_bytes,

@@ -37,6 +37,7 @@ mod task_order;
 mod tasks;
 mod tasks_flow;
 mod usage;
+mod usage_days;
 mod users;
 mod values;
 mod wishes;
@@ -44,6 +45,7 @@ mod workers;
 
 pub(crate) use budgets::{count as count_budgets, month};
 pub(crate) use nodes::gpus_alive_milli;
+pub(crate) use usage_days::{FirstUsage, keep as keep_usage_days};
 
 use crate::routes::Routes;
 

@@ -1,15 +1,13 @@
 //! Which runs were within the quotas of their projects, and what projects lent, from the records of quotas.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cantle_clearml::usage::UsageKey;
-use cantle_store::QuotaTime;
+use cantle_store::{QuotaTime, Store};
 use cantle_usage::{GpuPresence, Guarantee, Holding, MilliUs, Period, Sides, sides};
 
 use super::accounts::{Records, name_in};
 use super::quotas::project_path;
-use crate::app::Call;
-use crate::clock::date;
 use crate::error::ApiError;
 use crate::gpu_times;
 
@@ -20,18 +18,23 @@ pub(super) struct Quotas {
     names: BTreeMap<String, String>,
     /// The ids of projects with a quota, by name. A deleted project has its id for a name.
     by_name: BTreeMap<String, usize>,
+    /// Their ids, in the same order.
+    ids: Vec<String>,
 }
 
 impl Quotas {
-    pub(super) async fn read(call: &Call, period: Period) -> Result<Self, ApiError> {
-        let times = call.store.quota_times(period.from_us, period.to_us).await?;
-        let names: BTreeMap<String, String> = match times.is_empty() {
-            true => BTreeMap::new(),
-            false => call.app.store.projects().await?.into_iter().map(|row| (row.id, row.name)).collect(),
-        };
-        let with: BTreeSet<String> = times.iter().map(|time| name_in(&names, &time.project)).collect();
-        let by_name = with.into_iter().enumerate().map(|(index, name)| (name, index)).collect();
-        Ok(Self { times, names, by_name })
+    pub(super) async fn read(store: &Store, period: Period) -> Result<Self, ApiError> {
+        let times = store.quota_times(period.from_us, period.to_us).await?;
+        let projects = if times.is_empty() { Vec::new() } else { store.projects().await? };
+        Ok(Self::of(times, projects.into_iter().map(|row| (row.id, row.name)).collect()))
+    }
+
+    /// Of these times and the names of projects, by id.
+    pub(super) fn of(times: Vec<QuotaTime>, names: BTreeMap<String, String>) -> Self {
+        let with: BTreeMap<String, String> =
+            times.iter().map(|time| (name_in(&names, &time.project), time.project.clone())).collect();
+        let by_name = with.keys().enumerate().map(|(index, name)| (name.clone(), index)).collect();
+        Self { times, names, by_name, ids: with.into_values().collect() }
     }
 
     /// The projects with a quota that a project counts against, itself first.
@@ -75,30 +78,10 @@ impl Quotas {
         sides(parts, &holdings, &guarantees, &here(records))
     }
 
-    /// What projects lent, by the keys of their lines; of those that the caller may see.
-    pub(super) fn lent(
-        &self,
-        records: &Records,
-        sides: &Sides,
-        parts: &[Period],
-        by: &[UsageKey],
-    ) -> BTreeMap<Vec<String>, MilliUs> {
-        let mut sums = BTreeMap::new();
-        if !has_lent(by) {
-            return sums;
-        }
-        let visible: BTreeSet<&str> = records.projects.values().map(String::as_str).collect();
-        for (name, index) in self.by_name.iter().filter(|(name, _)| visible.contains(name.as_str())) {
-            for ((_, part), lent) in sides.lent.range((*index, 0)..=(*index, usize::MAX)) {
-                let value = |key: &UsageKey| match key {
-                    UsageKey::Day => date(parts[*part].from_us, "%Y-%m-%d"),
-                    UsageKey::Month => date(parts[*part].from_us, "%Y-%m"),
-                    _ => name.clone(),
-                };
-                *sums.entry(by.iter().map(value).collect()).or_default() += lent;
-            }
-        }
-        sums
+    /// What projects lent: by id, with the index of the part and the amount.
+    pub(super) fn lent<'a>(&'a self, sides: &'a Sides) -> impl Iterator<Item = (&'a str, usize, MilliUs)> {
+        let id = |index: usize| self.ids.get(index).map_or("", String::as_str);
+        sides.lent.iter().map(move |((project, part), lent)| (id(*project), *part, *lent))
     }
 }
 

@@ -61,7 +61,7 @@ async fn ends(server: &TestServer, task: &str) {
 async fn usage(server: &TestServer, by: &[&str]) -> Usage {
     let by = by.iter().map(|key| key.parse().unwrap()).collect();
     let (from, to) = ("2020-01-01T00:00:00Z".to_owned(), "2100-01-01T00:00:00Z".to_owned());
-    server.client.call(&GetUsage { from, to, by, prices: None }).await.unwrap()
+    server.client.call(&GetUsage { from, to, by, ..GetUsage::default() }).await.unwrap()
 }
 
 fn line<'a>(usage: &'a Usage, keys: &[&str]) -> &'a UsageLine {

@@ -45,6 +45,7 @@ mod sizes;
 mod table;
 mod task_tokens;
 mod tls;
+mod usage_days;
 mod week;
 mod wire;
 mod wishes;

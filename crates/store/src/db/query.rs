@@ -19,6 +19,7 @@ pub(crate) enum Value {
     Int(Option<i64>),
     Real(f64),
     Text(Option<String>),
+    Bytes(Vec<u8>),
 }
 
 macro_rules! values {
@@ -45,6 +46,7 @@ values! {
     &Option<String> => |value| Self::Text(value.clone());
     Option<&String> => |value| Self::Text(value.cloned());
     Option<&str> => |value| Self::Text(value.map(str::to_owned));
+    Vec<u8> => |value| Self::Bytes(value);
 }
 
 /// A row of one of both databases.
@@ -111,6 +113,7 @@ impl Statement {
                 Value::Int(value) => query.bind(value),
                 Value::Real(value) => query.bind(value),
                 Value::Text(value) => query.bind(value),
+                Value::Bytes(value) => query.bind(value),
             };
         }
         query
@@ -123,6 +126,7 @@ impl Statement {
                 Value::Int(value) => arguments.add(value),
                 Value::Real(value) => arguments.add(value),
                 Value::Text(value) => arguments.add(value.map(without_nul)),
+                Value::Bytes(value) => arguments.add(value),
             }
             .map_err(sqlx::Error::Encode)?;
         }

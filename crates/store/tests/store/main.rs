@@ -24,6 +24,7 @@ mod status;
 mod take;
 mod upgrade;
 mod usage;
+mod usage_days;
 mod wishes;
 
 use std::collections::BTreeMap;

@@ -81,6 +81,23 @@ impl TestServer {
         cantle_store::Store::connect(&db.unwrap_or_else(file).parse().unwrap()).await.unwrap()
     }
 
+    /// Runs a statement on its database, past the server.
+    pub(crate) async fn meddle(&self, sql: &'static str) {
+        use sqlx::Connection as _;
+        match database_of(self.dir.path()).await {
+            Some(address) => {
+                let mut connection = sqlx::PgConnection::connect(&address).await.unwrap();
+                sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+            }
+            None => {
+                let file = self.dir.path().join("server/cantle.db");
+                let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+                let mut connection = sqlx::SqliteConnection::connect_with(&options).await.unwrap();
+                sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+            }
+        }
+    }
+
     /// A client with connections of its own.
     pub(crate) fn another_client(&self) -> Client {
         let credentials = cantle_server::CredentialsFile::read(self.dir.path()).unwrap().unwrap();
