@@ -67,6 +67,12 @@ test("priority, CPU and memory are granted, too, and what nobody touched stays a
   assert.deepEqual([quota.cpu.deserved, quota.cpu.limit, quota.memory.limit, quota.min_run_ms], [4500, 16_000, 512 * 2 ** 30, 60_000]);
   assert.equal(quota.memory.deserved, 100e9, "not a whole number of GiB");
   assert.deepEqual([quota.gpu.deserved, quota.gpu.limit, quota.gpu.weight], [1000, 2000, 2]);
+  await grant("vision", { "Longest time of a task, hours": "1.5" });
+  await page.getByText("--max-time 5400s").first().waitFor();
+  await shows("vision", "Longest time 1 h 30 min");
+  assert.equal(cantle.json("quota", "show", "vision")[0].max_time_s, 5400);
+  await grant("vision", { "Longest time of a task, hours": "" });
+  await until("no limit", () => cantle.json("quota", "show", "vision")[0].max_time_s == null);
   await grant("vision", { "CPU cores guaranteed": "" });
   await until("CPU cores not to be counted", () => cantle.json("quota", "show", "vision")[0].cpu.deserved == null);
 });

@@ -97,7 +97,7 @@ export interface ProjectQuota {
   priority?: number;
   min_run_ms?: number;
   /** The longest time of one of its tasks, in seconds; absent: as the queue allows. */
-  max_time_s?: number;
+  max_time_s?: number | null;
   /** The only pools that its tasks may use; absent: every GPU. */
   pools?: string[];
   by_pool?: Record<string, PoolQuota>;

@@ -1,7 +1,7 @@
 import { useEffect } from "preact/hooks";
 import { may } from "../api";
 import { cantle } from "../cli";
-import { gpuAmount } from "../format";
+import { duration, gpuAmount } from "../format";
 import { connection, events, loadProjects, nodes, pools, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
@@ -85,6 +85,7 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
         {quota && <Fact name="Quota" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
         {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
+        {quota?.max_time_s != null && <Fact name="Longest time" value={duration(1000 * quota.max_time_s)} />}
         {quota?.pools && <Fact name="Only pools" value={quota.pools.join(", ")} />}
         {Object.entries(project.by_pool ?? {}).map(([pool, share]) => (
           <Fact key={pool} name={`Of pool ${pool}`} value={ofPool(share)} />
