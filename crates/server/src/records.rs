@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cantle_model::{Slice, TaskStatus, TimeLimit};
 use cantle_store::{
     Change, EventRow, LatestScalar, LogLine, ModelRow, NamedRun, ParentTask, ProjectRow, ReportRow, RunRow,
-    Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow,
+    Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow, WithParams,
 };
 use serde_json::{Map, Value};
 
@@ -261,11 +261,8 @@ impl Records {
         self.store().enqueue(task.id(), queue, change).await
     }
 
-    pub(crate) async fn params_by_task(
-        &self,
-        tasks: &[Allowed<Task, Run>],
-    ) -> Done<Vec<(String, Map<String, Value>)>> {
-        self.store().params_by_task(&ids(tasks)).await
+    pub(crate) async fn tasks_with_params(&self, tasks: &[Allowed<Task, Run>]) -> Done<Vec<WithParams>> {
+        self.store().tasks_with_params(&ids(tasks)).await
     }
 
     pub(crate) async fn enqueue_many(

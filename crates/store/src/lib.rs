@@ -92,7 +92,7 @@ pub use lost::{FenceRow, LOST, Renewal, Renewed};
 pub use models::ModelRow;
 pub use notices::{NoticeRow, ReceiverRow, ReceiverState};
 pub use output::OutputPiece;
-pub use owned::{LeaseHolder, Owned};
+pub use owned::{LeaseHolder, Owned, WithParams};
 pub use quota_times::QuotaTime;
 pub use runs::{HeldFrom, RunRow};
 pub use scope::Scope;

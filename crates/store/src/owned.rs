@@ -27,6 +27,19 @@ pub struct Owned {
     pub held_by: Option<String>,
 }
 
+/// A task with its parameters, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WithParams {
+    /// Its id.
+    pub id: String,
+    /// Id of its user.
+    pub owner: String,
+    /// Name of its project.
+    pub project: Option<String>,
+    /// The fields that have no column, parameters among them.
+    pub doc: Map<String, Value>,
+}
+
 /// The lease that holds a task, and the time when its process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseHolder {
@@ -113,21 +126,28 @@ impl Store {
         sql.build().fetch_all(&self.readers).await?.iter().map(|found| row::json(found, "doc")).collect()
     }
 
-    /// The documents of tasks, with their ids.
+    /// Those of these tasks that exist, with their parameters.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn params_by_task(
-        &self,
-        ids: &[String],
-    ) -> Result<Vec<(String, Map<String, Value>)>, StoreError> {
+    pub async fn tasks_with_params(&self, ids: &[String]) -> Result<Vec<WithParams>, StoreError> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let mut sql = Sql::new("SELECT tasks.id, tasks.doc FROM tasks WHERE 1 = 1");
+        let mut sql = Sql::new(
+            "SELECT tasks.id, tasks.owner, projects.name AS project, tasks.doc \
+             FROM tasks LEFT JOIN projects ON projects.id = tasks.project WHERE 1 = 1",
+        );
         any_of(&mut sql, "tasks.id", ids);
-        let rows = sql.build().fetch_all(&self.readers).await?;
-        rows.iter().map(|found| Ok((found.try_get("id")?, row::json(found, "doc")?))).collect()
+        let read = |found: &Row| {
+            Ok(WithParams {
+                id: found.try_get("id")?,
+                owner: found.try_get("owner")?,
+                project: found.try_get("project")?,
+                doc: row::json(found, "doc")?,
+            })
+        };
+        sql.build().fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
     /// The ids of tasks that begin like this, in their order.

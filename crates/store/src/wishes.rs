@@ -83,7 +83,8 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn project_times(&self) -> Result<BTreeMap<String, TimeLimit>, StoreError> {
-        let rows = query("SELECT name, quota FROM projects WHERE quota IS NOT NULL");
+        // A quota without a limit does not have the word.
+        let rows = query("SELECT name, quota FROM projects WHERE quota LIKE '%max_time_s%'");
         let mut times = BTreeMap::new();
         for found in rows.fetch_all(&self.readers).await? {
             if let Some(time) = row::quota(&found)?.and_then(|quota| quota.max_time_s) {

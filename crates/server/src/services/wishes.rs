@@ -7,7 +7,7 @@ use cantle_clearml::tasks::HyperParams;
 use cantle_clearml::times::{ExtendTask, NewTimeLimit, SetQueueTimes, ShortenTask};
 use cantle_clearml::{Empty, RequestedFlow, TaskRequest, subcode};
 use cantle_model::{After, Met, TimeLimit};
-use cantle_store::{AfterRow, QueueTimes, StoreError, TaskFilter, Wishes};
+use cantle_store::{AfterRow, QueueTimes, StoreError, TaskFilter, Wishes, WithParams};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -54,17 +54,15 @@ pub(super) async fn of_new(
 /// Sets the wishes of tasks that are about to enter a queue.
 pub(super) async fn set(call: &Call, queue: &str, tasks: &[Allowed<Task, Run>]) -> Result<(), ApiError> {
     let times = Times::read(call, queue).await?;
-    let mut all = Vec::with_capacity(tasks.len());
-    let ids: Vec<String> = tasks.iter().map(|task| task.id().to_owned()).collect();
-    let owned = call.store.owned_tasks(&ids).await?;
-    let docs = call.store.params_by_task(tasks).await?;
+    let found = call.store.tasks_with_params(tasks).await?.into_iter();
+    let found: BTreeMap<String, WithParams> = found.map(|task| (task.id.clone(), task)).collect();
     for task in tasks {
-        let doc = docs.iter().find(|(id, _)| id == task.id());
-        super::secrets::give(call, task, doc.and_then(|(_, doc)| doc.get("hyperparams"))).await?;
+        let doc = found.get(task.id()).map(|found| &found.doc);
+        super::secrets::give(call, task, doc.and_then(|doc| doc.get("hyperparams"))).await?;
     }
-    for (id, doc) in docs {
-        let task = owned.iter().find(|task| task.id == id);
-        let most = task.and_then(|task| times.of_others(call, &task.owner, task.project.as_deref()));
+    let mut all = Vec::with_capacity(found.len());
+    for (id, WithParams { owner, project, doc, .. }) in found {
+        let most = times.of_others(call, &owner, project.as_deref());
         let wishes = wishes(call, &times, most, &id, doc.get("hyperparams")).await?;
         all.push((id, wishes));
     }
