@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     /// Each server makes these itself.
-    const OWN: [&str; 4] = ["_sqlx_migrations", "probes", "rights_version", "task_tags"];
+    const OWN: [&str; 5] = ["_sqlx_migrations", "probes", "rights_version", "task_tags", "usage_days"];
 
     #[tokio::test]
     async fn no_table_is_left_out() {
