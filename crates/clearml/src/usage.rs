@@ -22,7 +22,8 @@ pub struct GetUsage {
     pub by: Vec<UsageKey>,
     /// What GPUs cost.
     pub prices: Option<PriceSheet>,
-    /// Only so many lines of runs: those that left most of their memory unused, the most first. Runs whose peak is not known do not count.
+    /// At most this number of lines of runs: those that left most of their memory unused, the most first. Runs whose peak is not known do
+    /// not count.
     pub most_unused: Option<usize>,
 }
 endpoint!("cantle.get_usage", GetUsage => Usage);
