@@ -56,9 +56,11 @@ async function ask(days: number, by: string): Promise<Answer> {
 
 async function askSpare(days: number): Promise<Spare> {
   const span = period(days);
-  const tasks = call<Report>("cantle.get_usage", { ...span, by: ["task"], most_unused: MOST });
-  const advice = call<{ lines: AdviceView[] }>("cantle.get_advice", span);
-  return { tasks: (await tasks).lines, advice: (await advice).lines };
+  const [tasks, advice] = await Promise.all([
+    call<Report>("cantle.get_usage", { ...span, by: ["task"], most_unused: MOST }),
+    call<{ lines: AdviceView[] }>("cantle.get_advice", span),
+  ]);
+  return { tasks: tasks.lines, advice: advice.lines };
 }
 
 /** The file of `cantle -o csv usage`. */
