@@ -6,7 +6,7 @@ use serde_json::Map;
 
 use crate::common;
 
-fn at(now_us: i64) -> Change {
+pub(crate) fn at(now_us: i64) -> Change {
     Change { now_us, ..Change::default() }
 }
 
@@ -125,11 +125,11 @@ async fn make_project(store: &Store, name: &str) {
     common::make_project(store, &format!("id of {name}"), name).await;
 }
 
-fn slice(gpu: &str, milli: u32) -> Slice {
+pub(crate) fn slice(gpu: &str, milli: u32) -> Slice {
     Slice { gpu: GpuUuid(gpu.into()), milli: Milli(milli), memory_limit_bytes: 1, mig: None }
 }
 
-fn claim(id: &str, slices: Vec<Slice>, exit_code: Option<i64>) -> TaskClaim {
+pub(crate) fn claim(id: &str, slices: Vec<Slice>, exit_code: Option<i64>) -> TaskClaim {
     TaskClaim {
         task: id.into(),
         node: "n".into(),

@@ -1,16 +1,13 @@
 //! Days that are kept for reports: whatever changes the records of a day takes it away.
 
-use cantle_model::{GpuUuid, Measured, Milli, ProjectQuota, Quota, Slice, TaskStatus};
-use cantle_store::{Change, DAY_US, GpuTimeRow, NewTask, Store, TaskClaim, Terms, UsageDay, UsageForm};
+use cantle_model::{ProjectQuota, Quota, TaskStatus};
+use cantle_store::{DAY_US, GpuTimeRow, NewTask, Store, UsageDay, UsageForm};
 use serde_json::Map;
 
 use crate::common;
+use crate::usage::{at, claim, slice};
 
 const FORM: UsageForm = UsageForm(1);
-
-fn at(now_us: i64) -> Change {
-    Change { now_us, ..Change::default() }
-}
 
 /// An hour of a day.
 const fn hour(day: i64, hour: i64) -> i64 {
@@ -37,28 +34,12 @@ async fn begin(store: &Store, id: &str, taken_us: i64) {
     let new = NewTask { id: id.into(), name, kind: "training".into(), owner, ..NewTask::default() };
     store.submit(&new, "q", &at(taken_us - 1)).await.unwrap();
     store.take_next("q", None, taken_us).await.unwrap().unwrap();
-    store.claim(&claim(id, None), taken_us).await.unwrap();
+    store.claim(&claim(id, vec![slice("g", 500)], None), taken_us).await.unwrap();
     store.set_status(id, TaskStatus::InProgress, &at(taken_us)).await.unwrap();
 }
 
-fn claim(id: &str, exit_code: Option<i64>) -> TaskClaim {
-    let slice =
-        Slice { gpu: GpuUuid("g".to_owned()), milli: Milli(500), memory_limit_bytes: 1 << 30, mig: None };
-    TaskClaim {
-        task: id.into(),
-        node: "n".into(),
-        lease: id.into(),
-        run: None,
-        slices: vec![slice],
-        exit_code,
-        reason: None,
-        measured: Measured::default(),
-        terms: Terms::default(),
-    }
-}
-
 async fn end(store: &Store, id: &str, ended_us: i64) {
-    store.claim(&claim(id, Some(0)), ended_us).await.unwrap();
+    store.claim(&claim(id, vec![slice("g", 500)], Some(0)), ended_us).await.unwrap();
     store.set_status(id, TaskStatus::Completed, &at(ended_us)).await.unwrap();
 }
 
@@ -91,7 +72,7 @@ async fn a_change_of_a_day_takes_it_away() {
     assert_eq!(kept(&store).await, but(2..5), "the other run lasts");
     assert_eq!(keep(&store).await, all);
     // A report of a run that changes nothing of it.
-    store.claim(&claim("lasts", None), hour(9, 5)).await.unwrap();
+    store.claim(&claim("lasts", vec![slice("g", 500)], None), hour(9, 5)).await.unwrap();
     assert_eq!(kept(&store).await, all);
     store.change_slices("lasts", "lasts", &[], hour(9, 6)).await.unwrap();
     assert_eq!(kept(&store).await, but(6..10), "the first part of it is from its beginning");
