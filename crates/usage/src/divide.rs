@@ -63,21 +63,6 @@ impl Division {
     pub fn total(&self) -> MilliUs {
         self.shares.values().chain(self.rest.values()).sum()
     }
-
-    /// Adds the division of another time of the same GPU.
-    pub fn join(&mut self, other: &Self) {
-        for (run, share) in &other.shares {
-            *self.shares.entry(*run).or_default() += share;
-        }
-        for (run, share) in &other.guaranteed {
-            *self.guaranteed.entry(*run).or_default() += share;
-        }
-        for (state, rest) in &other.rest {
-            *self.rest.entry(*state).or_default() += rest;
-        }
-        self.unrecorded += other.unrecorded;
-        self.late += other.late;
-    }
 }
 
 /// Divides `period` of one GPU. `times` are in order and do not overlap; `holds` come in any order.
@@ -197,6 +182,21 @@ mod tests {
         assert_eq!((divided.unrecorded, divided.total()), (5000, 15_000));
     }
 
+    /// Adds the division of another time of the same GPU.
+    fn join(whole: &mut Division, other: &Division) {
+        for (run, share) in &other.shares {
+            *whole.shares.entry(*run).or_default() += share;
+        }
+        for (run, share) in &other.guaranteed {
+            *whole.guaranteed.entry(*run).or_default() += share;
+        }
+        for (state, rest) in &other.rest {
+            *whole.rest.entry(*state).or_default() += rest;
+        }
+        whole.unrecorded += other.unrecorded;
+        whole.late += other.late;
+    }
+
     fn any_hold() -> impl Strategy<Value = Hold> {
         (0..6_usize, 0..1200_u32, -50..150_i64, -10..90_i64)
             .prop_map(|(run, milli, from, length)| hold(run, milli, from, from + length))
@@ -228,7 +228,7 @@ mod tests {
             let recorded: u64 = times.iter().map(|time| time.period.within(period).us()).sum();
             prop_assert_eq!(whole.total() - whole.unrecorded, 1000 * MilliUs::from(recorded));
             let mut joined = Division::default();
-            period.cut(cuts).into_iter().for_each(|part| joined.join(&divide(part, &times, &holds)));
+            period.cut(cuts).into_iter().for_each(|part| join(&mut joined, &divide(part, &times, &holds)));
             prop_assert_eq!(joined, whole);
         }
     }

@@ -292,9 +292,17 @@ impl PartBuilder {
         self.part.lent.push((project, lent));
     }
 
-    /// The part.
+    /// The part; its runs are in the order of the caller's list.
     #[must_use]
-    pub fn build(self) -> UsagePart {
+    pub fn build(mut self) -> UsagePart {
+        let mut new_of = vec![0; self.runs.len()];
+        for (new, old) in (0..).zip(self.runs.values()) {
+            new_of[*old as usize] = new;
+        }
+        self.part.shares.iter_mut().for_each(|share| share.run = new_of[share.run as usize]);
+        let in_order = |index: &u32| *index as usize;
+        self.part.runs = self.runs.values().map(in_order).map(|old| self.part.runs[old].clone()).collect();
+        self.part.tasks = self.runs.values().map(in_order).map(|old| self.part.tasks[old].clone()).collect();
         let mut part = UsagePart { texts: self.texts.all, ..self.part };
         part.shares.sort_by_key(|share| (share.run, share.gpu));
         part
@@ -316,6 +324,22 @@ mod tests {
         let read = ids.map(TaskId::from);
         assert_eq!(read[0], TaskId::Digits(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef));
         assert!(read[1..].iter().zip(&ids[1..]).all(|(read, id)| *read == TaskId::Text((*id).to_owned())));
+    }
+
+    #[test]
+    fn runs_are_in_the_order_of_the_list() {
+        let mut builder = PartBuilder::default();
+        for (index, had) in [(9, 90), (3, 30), (7, 70), (3, 31)] {
+            let task = PartTask { id: format!("t{index}"), name: None };
+            let run = builder
+                .run(index, |_| (PartRun { waited_us: Some(index as u64), ..PartRun::default() }, task));
+            builder.share(PartShare { run, had, ..PartShare::default() });
+        }
+        let part = builder.build();
+        assert_eq!(part.runs.iter().map(|run| run.waited_us).collect::<Vec<_>>(), [3, 7, 9].map(Some));
+        assert_eq!(part.tasks.iter().map(|task| task.id.as_str()).collect::<Vec<_>>(), ["t3", "t7", "t9"]);
+        let shares: Vec<_> = part.shares.iter().map(|share| (share.run, share.had)).collect();
+        assert_eq!(shares, [(0, 30), (0, 31), (1, 70), (2, 90)]);
     }
 
     #[test]

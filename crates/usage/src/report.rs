@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::MilliUs;
 use crate::part::{Crossing, PartGpu, PartRun, TaskId, Text, Texts, UsagePart};
 use crate::price::Cost;
-use crate::{GpuPresence, MilliUs};
 
 /// Whose time a line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,16 +17,6 @@ pub enum TimeKind {
     Faulty,
     /// Nobody had it; the node or the GPU was away.
     Away,
-}
-
-impl From<GpuPresence> for TimeKind {
-    fn from(state: GpuPresence) -> Self {
-        match state {
-            GpuPresence::Here => Self::Free,
-            GpuPresence::Faulty => Self::Faulty,
-            GpuPresence::Away => Self::Away,
-        }
-    }
 }
 
 /// The value of a key in a part; texts are those of [`Report::text`].
@@ -113,13 +103,6 @@ impl Line {
     #[must_use]
     pub fn mean_peak_ppm(&self) -> Option<u128> {
         self.peak_ppm.checked_div(self.measured)
-    }
-
-    /// The line with its waits in order, and without what it needs only to count each run once.
-    #[must_use]
-    pub fn in_order(mut self) -> Self {
-        self.waits_us.sort_unstable();
-        Self { crossing: BTreeSet::new(), last: None, ..self }
     }
 
     fn add(&mut self, gpu: MilliUs, price_micro: Option<u64>) {
@@ -246,14 +229,8 @@ impl Report {
 
     /// The number of lines so far.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn line_count(&self) -> usize {
         self.lines.all.len()
-    }
-
-    /// Whether nothing was added.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.lines.all.is_empty()
     }
 
     /// Adds a part; parts are in the order of their times. `columns` are the keys of its lines, and `price_micro` is the price of a
@@ -318,7 +295,8 @@ impl Report {
         let named = |(key, index): (Box<[Text]>, usize)| {
             let kind = KINDS[key[0] as usize];
             let keys = key[1..].iter().map(|text| texts.get(*text).to_owned()).collect();
-            ((kind, keys), std::mem::take(&mut all[index]))
+            // What a line needs only to count each run once is over.
+            ((kind, keys), Line { crossing: BTreeSet::new(), last: None, ..std::mem::take(&mut all[index]) })
         };
         (known.into_iter().map(named).collect(), accounts)
     }
@@ -341,7 +319,7 @@ pub fn percentile(numbers: &mut [u64], percent: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GpuTime, Hold, PartBuilder, PartShare, PartTask, Period, divide};
+    use crate::{GpuPresence, GpuTime, Hold, PartBuilder, PartShare, PartTask, Period, divide};
 
     const HOUR: Period = Period { from_us: 0, to_us: 3_600_000_000 };
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cantle_clearml::usage::{GetUsage, GpuAccount, PriceSheet, Usage, UsageKey, UsageKind, UsageLine};
 use cantle_store::DAY_US;
 use cantle_usage::{
-    Column, GpuSums, Line, LineKey, MilliUs, Period, Price, Prices, Report, Text, TimeKind, UsagePart,
-    percentile,
+    Column, GpuSums, Line, LineKey, MilliUs, PartGpu, PartRun, Period, Price, Prices, Report, Text, TimeKind,
+    UsagePart, percentile,
 };
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
@@ -71,7 +71,7 @@ async fn get_usage(call: Call, request: GetUsage) -> Result<Usage, ApiError> {
             sums
         });
         sums = added.await.map_err(failed)?;
-        if sums.report.len() > most {
+        if sums.report.line_count() > most {
             return Err(ApiError::invalid(format!(
                 "the report has more than {most} lines: ask for a shorter time or by fewer keys"
             )));
@@ -252,6 +252,24 @@ fn day_or_month(key: &UsageKey, period: Period) -> Option<String> {
     }
 }
 
+/// A name for each run of a part. Each text is looked up once: many runs have the same.
+fn of_runs(
+    part: &UsagePart,
+    report: &mut Report,
+    text: fn(&PartRun) -> Text,
+    name: impl Fn(&str) -> String,
+) -> Vec<Text> {
+    let mut known: Vec<Option<Text>> = vec![None; part.texts().len()];
+    let mut value = |text: Text| {
+        let new = |report: &mut Report| if text == 0 { 0 } else { report.text(&name(part.text(text))) };
+        match known.get_mut(text as usize) {
+            Some(known) => *known.get_or_insert_with(|| new(report)),
+            None => 0,
+        }
+    };
+    part.runs().iter().map(|run| value(text(run))).collect()
+}
+
 /// The value of a key for each run or GPU of a part.
 fn column(
     key: &UsageKey,
@@ -261,49 +279,45 @@ fn column(
     view: &View,
     report: &mut Report,
 ) -> Column {
-    let others = report.text(OTHERS);
-    // By the text in the part: each of them is looked up once.
-    let named = |report: &mut Report, name: &dyn Fn(&str) -> String| -> Vec<Text> {
-        part.texts().iter().map(|text| if text.is_empty() { 0 } else { report.text(&name(text)) }).collect()
-    };
-    let of_runs = |values: &dyn Fn(usize) -> Text| {
-        let value = |(index, hidden): (usize, &bool)| if *hidden { others } else { values(index) };
-        Column::Run(hidden.iter().enumerate().map(value).collect())
-    };
-    let of_gpus = |report: &mut Report, text: &dyn Fn(usize) -> Text| -> Vec<Text> {
-        (0..part.gpus().len()).map(|index| report.text(part.text(text(index)))).collect()
-    };
     let (runs, gpus) = (part.runs(), part.gpus());
+    let hide = |report: &mut Report, mut values: Vec<Text>| {
+        let others = report.text(OTHERS);
+        values.iter_mut().zip(hidden).filter(|(_, hidden)| **hidden).for_each(|(value, _)| *value = others);
+        Column::Run(values)
+    };
+    let of_gpus = |report: &mut Report, text: fn(&PartGpu) -> Text| -> Vec<Text> {
+        gpus.iter().map(|gpu| report.text(part.text(text(gpu)))).collect()
+    };
     match key {
         UsageKey::Project => {
-            let names = named(report, &|id| view.project(id));
-            of_runs(&|run| names[runs[run].project as usize])
+            let values = of_runs(part, report, |run| run.project, |id| view.project(id));
+            hide(report, values)
         }
         UsageKey::User => {
-            let names = named(report, &|id| view.user(id));
-            of_runs(&|run| names[runs[run].owner as usize])
+            let values = of_runs(part, report, |run| run.owner, |id| view.user(id));
+            hide(report, values)
         }
         UsageKey::Queue => {
-            let names = named(report, &|id| view.queue(id));
-            of_runs(&|run| names[runs[run].queue as usize])
+            let values = of_runs(part, report, |run| run.queue, |id| view.queue(id));
+            hide(report, values)
         }
         UsageKey::Task => {
-            let ids: Vec<Text> = part.tasks().iter().map(|task| report.text(&task.id)).collect();
-            of_runs(&|run| ids.get(run).copied().unwrap_or(0))
+            let ids = part.tasks().iter().map(|task| report.text(&task.id)).collect();
+            hide(report, ids)
         }
         UsageKey::Label(key) => {
             let of_sets: Vec<Text> = part.tags().map(|tags| report.text(label(tags, key))).collect();
-            of_runs(&|run| of_sets.get(runs[run].tags as usize).copied().unwrap_or(0))
+            let values = runs.iter().map(|run| of_sets.get(run.tags as usize).copied().unwrap_or(0));
+            hide(report, values.collect())
         }
         UsageKey::Side => Column::Side(["guaranteed", "borrowed"].map(|word| report.text(word))),
         UsageKey::Node => {
-            let of = of_gpus(report, &|gpu| gpus[gpu].node);
-            let without = runs.iter().map(|run| report.text(part.text(run.node))).collect();
-            Column::Gpu { of, without }
+            let without = of_runs(part, report, |run| run.node, str::to_owned);
+            Column::Gpu { of: of_gpus(report, |gpu| gpu.node), without }
         }
-        UsageKey::Pool => Column::Gpu { of: of_gpus(report, &|gpu| gpus[gpu].pools), without: Vec::new() },
-        UsageKey::Gpu => Column::Gpu { of: of_gpus(report, &|gpu| gpus[gpu].gpu), without: Vec::new() },
-        UsageKey::Model => Column::Gpu { of: of_gpus(report, &|gpu| gpus[gpu].model), without: Vec::new() },
+        UsageKey::Pool => Column::Gpu { of: of_gpus(report, |gpu| gpu.pools), without: Vec::new() },
+        UsageKey::Gpu => Column::Gpu { of: of_gpus(report, |gpu| gpu.gpu), without: Vec::new() },
+        UsageKey::Model => Column::Gpu { of: of_gpus(report, |gpu| gpu.model), without: Vec::new() },
         UsageKey::Day | UsageKey::Month => {
             Column::Same(report.text(&day_or_month(key, period).unwrap_or_default()))
         }

@@ -146,10 +146,15 @@ fn sums(by: &[UsageKey]) -> Sums {
     Sums { report: Report::default(), lent: BTreeMap::new(), view, by: by.to_vec(), prices: None }
 }
 
+fn in_order(mut line: Line) -> Line {
+    line.waits_us.sort_unstable();
+    line
+}
+
 /// The lines with waits in order, the accounts, and what was lent.
 fn finished(mut sums: Sums) -> (Vec<(LineKey, Line)>, BTreeMap<String, GpuSums>, MilliUs) {
     let (lines, accounts) = std::mem::take(&mut sums.report).finish();
-    let lines = lines.into_iter().map(|(key, line)| (key, line.in_order()));
+    let lines = lines.into_iter().map(|(key, line)| (key, in_order(line)));
     (lines.collect(), accounts, sums.lent.values().sum())
 }
 
