@@ -4,6 +4,7 @@ import csv
 import datetime
 import io
 import json
+import re
 import time
 
 import pytest
@@ -23,6 +24,12 @@ def box(make_cantle):
 
 def usage(box, *words):
     return json.loads(box.cli("-o", "json", "usage", *words).stdout)
+
+
+def row_of_table(text):
+    """The heading, and the only row by its columns, which are two spaces apart at least."""
+    head, row = (re.split(r"  +", line.strip()) for line in text.splitlines())
+    return head, dict(zip(head, row, strict=True))
 
 
 def now():
@@ -132,6 +139,13 @@ def test_a_smaller_share_is_advised_by_the_peaks_of_runs(box):
     assert advice["spare_gpu_seconds"] > 0
     assert "train" in box.cli("advise").stdout
 
+    tasks = [line for line in usage(box, "--by", "task")["items"] if line.get("memory_peak") is not None]
+    by_unused = sorted(tasks, key=lambda line: -line["gpu_seconds"] * (1 - line["memory_peak"]))
+    assert usage(box, "--by", "task", "--most-unused", "2")["items"] == by_unused[:2]
+    # A line's share is of all GPUs, whatever else is printed.
+    head, row = row_of_table(box.cli("usage", "--by", "task", "--most-unused", "1").stdout)
+    assert row["TASK"] == by_unused[0]["task"] and float(row["SHARE"].split()[0]) < 60, (head, row)
+
     (vision,) = [line for line in usage(box, "--by", "project")["items"] if line["project"] == "vision"]
     # Weighted by their times, which are about equal: (3 + 8 + 5) of 3 * 20 GiB, and a context each.
     assert 0.2 < vision["memory_peak"] < 0.45, vision
@@ -171,6 +185,8 @@ def test_a_project_borrows_beyond_its_quota_and_others_lend(box):
         (("--from", "last week"), "a day like 2026-11-01"),
         (("--by", "team"), "project, user, queue, task, node, pool, gpu, model, side, day, month, label:KEY"),
         (("--prices", "/no/such/file"), "No such file"),
+        (("--most-unused", "0"), "0 is not in 1.."),
+        (("--check", "--most-unused", "3"), "cannot be used with"),
     ],
 )
 def test_bad_input_is_one_line(box, words, says):

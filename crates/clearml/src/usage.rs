@@ -166,7 +166,7 @@ pub struct Usage {
     pub to: String,
     /// The lines, by their kind and keys.
     pub lines: Vec<UsageLine>,
-    /// The account of each GPU; empty for callers who may not see all projects.
+    /// The account of each GPU.
     pub gpus: Vec<GpuAccount>,
 }
 

@@ -216,7 +216,10 @@ fn csv(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSh
 }
 
 fn table(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) {
-    let all: f64 = usage.lines.iter().map(|line| line.gpu_seconds).sum();
+    // Of all GPUs, also where only some lines were asked for.
+    let of_gpu =
+        |gpu: &GpuAccount| gpu.allocated_seconds + gpu.free_seconds + gpu.faulty_seconds + gpu.away_seconds;
+    let all: f64 = usage.gpus.iter().map(of_gpu).sum();
     let mut head: Vec<String> = by.iter().map(heading).collect();
     if by.contains(&UsageKey::Task) {
         head.push("NAME".to_owned());
