@@ -1,5 +1,5 @@
 //! A tenant that reads each of its steps from the input: it writes into `usage`, whose layout it knows, truncates the
-//! file, and continues to allocate. Shared by the fuzzer and by the property test in `crates/ledger/tests/hostile.rs`.
+//! file, and continues to allocate. Shared by the fuzzer and by the property test in `crates/tenant/ledger/tests/hostile.rs`.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};

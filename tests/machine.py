@@ -156,7 +156,7 @@ class Machine:
         return self.root / str(inside).lstrip("/")
 
     def faults(self, script):
-        """The faults of the driver from now on; see crates/simgpu/src/nvml/faults.rs."""
+        """The faults of the driver from now on; see crates/sim/simgpu/src/nvml/faults.rs."""
         path = self.path(STATE / "sim/faults")
         if script:
             path.write_text(script)
@@ -164,7 +164,7 @@ class Machine:
             path.unlink(missing_ok=True)
 
     def model(self, *rows):
-        """What is different about the driver from now on; see crates/simgpu/README.md."""
+        """What is different about the driver from now on; see crates/sim/simgpu/README.md."""
         self.path(STATE / "sim/model").write_text("".join(f"{row}\n" for row in rows))
 
     def checkpoints(self):

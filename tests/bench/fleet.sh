@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A server's tasks per second and its answers with a long history, on SQLite and on a PostgreSQL of its own
-# (crates/server/examples/fleet.rs and many_tasks.rs). CANTLE_BENCH_CYCLES tasks are handed out, next to
+# (crates/service/server/examples/fleet.rs and many_tasks.rs). CANTLE_BENCH_CYCLES tasks are handed out, next to
 # CANTLE_BENCH_TASKS ended ones. CANTLE_BENCH_PROFILE=dev takes an unoptimized build, whose figures mean nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

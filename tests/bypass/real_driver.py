@@ -14,7 +14,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SHIM = ROOT / "dist/lib/cantle/shim"
-INVENTORY = ROOT / "crates/simgpu/data/cuda-symbols.txt"
+INVENTORY = ROOT / "crates/sim/simgpu/data/cuda-symbols.txt"
 # The filter finds the driver's library there.
 BESIDE = 'mount -t tmpfs tmpfs /run && mkdir -p /run/cantle/real && cp "$1" /run/cantle/real/libcuda.so.1 && shift && exec "$@"'
 

@@ -19,7 +19,7 @@ WAYS = ["default_stream", "own_stream", "own_pool", "freed"]
 
 def asked_by_the_filter():
     """The names in the two lists of the filter's source: functions that hooks ask, and those that are hooked."""
-    source = (ROOT / "crates/shim/src/cuda/mod.rs").read_text()
+    source = (ROOT / "crates/tenant/shim/src/cuda/mod.rs").read_text()
     asked = re.findall(r"^ {8}(cu\w+)\(", source, re.MULTILINE)
     assert "cuMemPoolGetAttribute" in asked and len(asked) > 20, asked
     return sorted({*asked, *OWN, "cuMemPoolTrimTo", "cuThreadExchangeStreamCaptureMode"})

@@ -4,7 +4,7 @@ import sys
 
 from conftest import HERE, ROOT
 
-NAMES = ROOT / "crates/simgpu/data/cuda-symbols.txt"
+NAMES = ROOT / "crates/sim/simgpu/data/cuda-symbols.txt"
 
 
 def test_every_function_at_every_version(machine):

@@ -10,7 +10,7 @@ from machine import ROOT
 
 NO_PERMISSION = 4
 INVALID_VALUE, NOT_SUPPORTED = 1, 801
-HOOKS = (ROOT / "crates/shim/src/nvml/mod.rs").read_text()
+HOOKS = (ROOT / "crates/tenant/shim/src/nvml/mod.rs").read_text()
 REFUSED = re.search(r"refusing NO_PERMISSION: \[(.*?)\]", HOOKS, re.DOTALL)[1].split()
 # Before the functions for checkpoints.
 OLD_DRIVER = {"gpus": GPU, "driver": "565.57.01"}

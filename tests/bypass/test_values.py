@@ -8,7 +8,7 @@ import pytest
 
 from machine import ROOT
 
-LIST = ROOT / "crates/shim/data/cuda-values.txt"
+LIST = ROOT / "crates/tenant/shim/data/cuda-values.txt"
 HEADERS = [pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/include/cuda.h"]
 HEADERS += sorted(pathlib.Path("/usr/local").glob("cuda*/include/cuda.h"))
 AT_HAND = [header for header in HEADERS if header.exists()]

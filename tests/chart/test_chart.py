@@ -107,7 +107,7 @@ def test_service_accounts_may_do_little(render):
 
 
 def test_device_classes_are_those_of_the_table(render):
-    table = json.loads((ROOT / "crates/simgpu/data/mig_profiles.json").read_text())
+    table = json.loads((ROOT / "crates/sim/simgpu/data/mig_profiles.json").read_text())
     real = [gpu for gpu in table["gpus"].values() if gpu["architecture"] != "invented"]
     known = sorted({p["profile"] for gpu in real for p in gpu["profiles"]})
     assert (CHART / "files/mig-profiles.txt").read_text().split() == known, "charts/cantle/files/mig-profiles.txt is old"

@@ -12,7 +12,7 @@ import registry
 from conftest import IMAGE, ROOT, driver, installation
 
 GIB = 1 << 30
-# A little less than CALL_LIMIT of crates/runtime/src/container/calls.rs.
+# A little less than CALL_LIMIT of crates/node/runtime/src/container/calls.rs.
 PATIENCE_S = 25
 # The machine's GPU whose instances can be asked for.
 MIG = 3

@@ -16,7 +16,7 @@ import pytest
 from conftest import IMAGE, installation
 
 AFTER_S = 10
-# What the server allows a node for the end of a run; crates/server/src/sweep.rs.
+# What the server allows a node for the end of a run; crates/service/server/src/sweep.rs.
 SLACK_S = 5
 wait_until = installation.wait_until
 # Another machine for all that cantle keeps; its GPUs are the machine's.

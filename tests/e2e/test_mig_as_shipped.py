@@ -1,4 +1,4 @@
-"""Undocumented behavior of NVIDIA's library with MIG (crates/simgpu/src/nvml/settings.rs), and cantle's handling of it. The
+"""Undocumented behavior of NVIDIA's library with MIG (crates/sim/simgpu/src/nvml/settings.rs), and cantle's handling of it. The
 simulated driver is the witness."""
 
 import contextlib

@@ -129,7 +129,7 @@ def test_clients_of_mps_are_seen(make_cantle):
 
 
 def test_a_card_in_no_table_works_from_what_its_driver_says(make_cantle):
-    """No such GPU exists: its grid has ten units, and ids and profile numbers belong to no model (crates/simgpu/data/mig_profiles.json)."""
+    """No such GPU exists: its grid has ten units, and ids and profile numbers belong to no model (crates/sim/simgpu/data/mig_profiles.json)."""
     card = make_cantle("1xINVENTED-60GB:mig")
     assert {row["profile"] for row in card.json("mig", "profiles")} == {"1g.12gb", "2g.30gb", "5g.60gb"}
     for flags, profile, mib in [

@@ -10,7 +10,7 @@ import pytest
 from conftest import CANTLE, FILL, ROOT, wait_until
 
 GIB = 1 << 30
-EVADER = str(ROOT / "crates/agent/tests/node/evader.py")
+EVADER = str(ROOT / "crates/node/agent/tests/node/evader.py")
 # The program is refused three times in a moment, large pieces first: a look in between tells one of them while the program lives, and the
 # end tells the rest.
 REFUSED = re.compile(

@@ -101,7 +101,7 @@ def test_a_server_of_the_first_release_lets_its_people_in(server):
     folder = server.state / "server"
     folder.mkdir(parents=True)
     database = sqlite3.connect(folder / "cantle.db")
-    database.executescript((ROOT / "crates/store/tests/databases/0.1.0.sql").read_text())
+    database.executescript((ROOT / "crates/service/store/tests/databases/0.1.0.sql").read_text())
     database.close()
     pair = lambda name: {"url": "http://127.0.0.1:1", "access_key": name, "secret_key": name.lower() * 8}  # noqa: E731
     for file, name in [("credentials", "OLDADMIN"), ("viewer", "OLDVIEWER")]:

@@ -52,7 +52,7 @@ def rust_test(name):
     target, test = name.split(": ")
     with BUILDING:
         program, folder = built_tests()[target]
-    # The tests of crates/agent/tests/node have a runner of their own, which filters by a part of the name.
+    # The tests of crates/node/agent/tests/node have a runner of their own, which filters by a part of the name.
     words = [program, test] if target == "cantle-agent/node" else [program, test, "--exact", "--nocapture"]
     env = os.environ | {"CARGO_MANIFEST_DIR": str(folder)}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=CHECK_S)

@@ -103,7 +103,7 @@ def programs_can_be_linked_inside(bench):
 
 def functions_looked_up_are_hooked(bench):
     """cuGetProcAddress at every version, of every function that is known: the driver's answer, with its hooked functions replaced."""
-    names = access.ROOT / "crates/simgpu/data/cuda-symbols.txt"
+    names = access.ROOT / "crates/sim/simgpu/data/cuda-symbols.txt"
     lookup = [sys.executable, access.BYPASS / "lookup.py", names]
     found = json.loads(bench.run("run", "--quiet", "--gpu", "0.25", "--", *map(str, lookup)).stdout)
     assert not found["wrong"] and not found["unexported"], found

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import machine as machines  # noqa: E402
 
 LIB = pathlib.Path(os.environ.get("CANTLE_LIB_DIR", ROOT / "dist/lib/cantle")) / "sim"
-DATA = ROOT / "crates/simgpu/data"
+DATA = ROOT / "crates/sim/simgpu/data"
 MIB = 1 << 20
 GIB = 1 << 30
 

@@ -1,4 +1,4 @@
-"""The memory that allocations consume, and their refusal. The figures are the rule in crates/simgpu/src/lib.rs."""
+"""The memory that allocations consume, and their refusal. The figures are the rule in crates/sim/simgpu/src/lib.rs."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Undocumented behavior of NVIDIA's library with MIG; each has its row in crates/simgpu/src/nvml/settings.rs."""
+"""Undocumented behavior of NVIDIA's library with MIG; each has its row in crates/sim/simgpu/src/nvml/settings.rs."""
 
 import json
 import sys

@@ -36,7 +36,7 @@ def differences(report):
 
 
 def switches(report):
-    """Rows of the table of drivers (crates/simgpu/src/nvml/settings.rs) that the experiments of a report decide."""
+    """Rows of the table of drivers (crates/sim/simgpu/src/nvml/settings.rs) that the experiments of a report decide."""
     found = {}
     if report.get("memory_of_a_process", {}).get("asked"):
         found["remembered_instances"] = int(report["memory_of_a_process"]["remembers_the_old_profile"])
@@ -50,7 +50,7 @@ def switches(report):
 
 def defaults():
     """Of a current driver, as the simulated one has them without a file."""
-    rows = re.findall(r'^    \w+ "(\w+)" (\d+)\.\.=', (ROOT / "crates/simgpu/src/nvml/settings.rs").read_text(), re.M)
+    rows = re.findall(r'^    \w+ "(\w+)" (\d+)\.\.=', (ROOT / "crates/sim/simgpu/src/nvml/settings.rs").read_text(), re.M)
     assert len(rows) > 8
     return {name: int(value) for name, value in rows}
 

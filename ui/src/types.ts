@@ -1,4 +1,4 @@
-// The wire, as `crates/clearml` defines it.
+// The wire, as `crates/service/clearml` defines it.
 
 export interface MigInstance {
   profile: string;

@@ -31,15 +31,22 @@ const ARROWS: [(&str, &[&str]); 22] = [
     ("cli", &["agent", "server", "sim", "kube", "machine"]),
 ];
 
-/// Dependencies that the crates without IO may use, and nothing else: no clock, randomness, network or runtime.
-const PURE: [(&str, &[&str]); 11] = [
-    ("arbiter", &[]),
-    ("metrics", &[]),
-    ("usage", &["postcard", "serde"]),
-    ("model", &["serde", "thiserror"]),
-    ("mig", &["serde", "thiserror"]),
-    ("sched", &["serde", "thiserror"]),
-    ("decide", &["thiserror"]),
+/// The folders of `crates/` and what their crates may use besides each other: folders, or one crate of a folder.
+const LAYERS: [(&str, &[&str]); 7] = [
+    ("core", &[]),
+    ("tenant", &[]),
+    ("sim", &["core"]),
+    ("service", &["core"]),
+    ("node", &["core", "tenant", "service/clearml"]),
+    ("cluster", &["core", "node", "service/clearml"]),
+    ("cli", &["core", "node", "service", "cluster", "tenant/ledger", "sim/sim", "sim/machine"]),
+];
+
+/// What crates of `core` may use of others, and nothing else: no clock, randomness, network or runtime.
+const CORE_USES: &[&str] = &["postcard", "serde", "thiserror"];
+
+/// The same of crates without IO in other folders.
+const PURE: [(&str, &[&str]); 4] = [
     ("sim", &["serde", "serde_json", "thiserror"]),
     // thiserror only for the agent's side (feature `std`); what the shim links is checked by verify-shim.
     ("ledger", &["libc", "thiserror"]),
@@ -54,56 +61,103 @@ const PURE: [(&str, &[&str]); 11] = [
 /// features off.
 const PURE_BY_FEATURE: [(&str, &[&str]); 1] = [("clearml", &["serde", "serde_json", "shlex", "thiserror"])];
 
+/// Where a crate is, and what of its dependencies is not allowed.
+struct Crates {
+    /// The folder of each crate.
+    layers: BTreeMap<String, String>,
+}
+
 /// Checks every dependency of every crate (test-only ones are free).
 pub(crate) fn check() -> Result<()> {
     let metadata = crate::metadata(&["--no-deps"])?;
+    let packages = metadata["packages"].as_array().context("no packages in cargo metadata")?;
+    let crates = Crates { layers: packages.iter().filter_map(place).collect() };
     let mut wrong = Vec::new();
-    let mut crates = 0;
-    for package in metadata["packages"].as_array().context("no packages in cargo metadata")? {
+    for package in packages {
         let Some(name) = package["name"].as_str().and_then(crate_of) else { continue };
-        crates += 1;
-        wrong.extend(check_crate(name, package));
+        wrong.extend(crates.check_layers(name, package));
+        wrong.extend(crates.check_crate(name, package));
     }
     if !wrong.is_empty() {
         bail!("{} arrow(s) that docs/ARCHITECTURE.md does not have:\n  {}", wrong.len(), wrong.join("\n  "));
     }
-    println!("arch: {crates} crates, every arrow allowed");
+    println!("arch: {} crates in {} folders, every arrow allowed", crates.layers.len(), LAYERS.len());
     Ok(())
 }
 
-fn check_crate(user: &str, package: &Value) -> Vec<String> {
-    let arrows: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
-    if !arrows.contains_key(user) {
-        return vec![format!("{user}: not a crate of docs/ARCHITECTURE.md")];
-    }
-    let allowed = reach(user, &arrows);
-    let pure = PURE.iter().find(|(pure, _)| *pure == user).map(|(_, crates)| *crates);
-    let core = PURE_BY_FEATURE.iter().find(|(pure, _)| *pure == user).map(|(_, crates)| *crates);
-    let dependencies = package["dependencies"].as_array().into_iter().flatten();
-    let normal = dependencies.filter(|d| d["kind"].is_null());
-    normal
-        .filter_map(|d| Some((d["name"].as_str()?, d)))
-        .filter_map(|(name, d)| match (crate_of(name), pure) {
-            (Some(other), _) if !allowed.contains(other) => Some(format!("{user} → {other}")),
-            (Some(other), Some(_)) => impure(other, d["uses_default_features"] != false).then(|| {
-                format!("{user} → {other} (this crate may use it without its default features only)")
-            }),
-            (None, None) if d["optional"] != true && core.is_some_and(|crates| !crates.contains(&name)) => {
-                Some(format!("{user} → {name} (without its features this crate may not use it)"))
-            }
-            (None, Some(crates)) if !crates.contains(&name) => {
-                Some(format!("{user} → {name} (this crate may use only {})", crates.join(", ")))
-            }
-            _ => None,
-        })
-        .collect()
+/// The name of a crate and its folder below `crates`.
+fn place(package: &Value) -> Option<(String, String)> {
+    let name = package["name"].as_str().and_then(crate_of)?;
+    let (_, path) = package["manifest_path"].as_str()?.rsplit_once("/crates/")?;
+    Some((name.to_owned(), path.split('/').next()?.to_owned()))
 }
 
-/// Would a pure crate that uses this one do IO by it?
-fn impure(name: &str, with_default_features: bool) -> bool {
-    let is_pure = PURE.iter().any(|(pure, _)| *pure == name);
-    let by_feature = PURE_BY_FEATURE.iter().any(|(pure, _)| *pure == name);
-    !is_pure && (with_default_features || !by_feature)
+impl Crates {
+    fn check_layers(&self, user: &str, package: &Value) -> Vec<String> {
+        let Some(layer) = self.layers.get(user) else {
+            return vec![format!("{user}: not in a folder of crates/")];
+        };
+        let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| name == layer) else {
+            return vec![format!("{user}: crates/{layer} is not a folder of docs/ARCHITECTURE.md")];
+        };
+        let others = normal(package).filter_map(|(name, _)| crate_of(name));
+        let places = others.filter_map(|other| Some((other, self.layers.get(other)?)));
+        places
+            .filter(|(other, place)| {
+                let one = format!("{place}/{other}");
+                *place != layer && !allowed.iter().any(|each| each == place || *each == one)
+            })
+            .map(|(other, place)| format!("{layer}/{user} → {place}/{other} (by their folders)"))
+            .collect()
+    }
+
+    fn check_crate(&self, user: &str, package: &Value) -> Vec<String> {
+        let arrows: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+        if !arrows.contains_key(user) {
+            return vec![format!("{user}: not a crate of docs/ARCHITECTURE.md")];
+        }
+        let allowed = reach(user, &arrows);
+        let pure = self.pure(user);
+        let core = PURE_BY_FEATURE.iter().find(|(pure, _)| *pure == user).map(|(_, crates)| *crates);
+        normal(package)
+            .filter_map(|(name, d)| match (crate_of(name), pure) {
+                (Some(other), _) if !allowed.contains(other) => Some(format!("{user} → {other}")),
+                (Some(other), Some(_)) => {
+                    self.impure(other, d["uses_default_features"] != false).then(|| {
+                        format!("{user} → {other} (this crate may use it without its default features only)")
+                    })
+                }
+                (None, None)
+                    if d["optional"] != true && core.is_some_and(|crates| !crates.contains(&name)) =>
+                {
+                    Some(format!("{user} → {name} (without its features this crate may not use it)"))
+                }
+                (None, Some(crates)) if !crates.contains(&name) => {
+                    Some(format!("{user} → {name} (this crate may use only {})", crates.join(", ")))
+                }
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// What a crate without IO may use of others; nothing for one with IO.
+    fn pure(&self, name: &str) -> Option<&'static [&'static str]> {
+        let in_core = self.layers.get(name).is_some_and(|layer| layer == "core");
+        let listed = PURE.iter().find(|(pure, _)| *pure == name).map(|(_, crates)| *crates);
+        if in_core { Some(CORE_USES) } else { listed }
+    }
+
+    /// Would a pure crate that uses this one do IO by it?
+    fn impure(&self, name: &str, with_default_features: bool) -> bool {
+        let by_feature = PURE_BY_FEATURE.iter().any(|(pure, _)| *pure == name);
+        self.pure(name).is_none() && (with_default_features || !by_feature)
+    }
+}
+
+/// The dependencies of a package that are not its tests' or its build's.
+fn normal(package: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    dependencies.filter(|d| d["kind"].is_null()).filter_map(|d| Some((d["name"].as_str()?, d)))
 }
 
 fn crate_of(package: &str) -> Option<&str> {
@@ -134,14 +188,41 @@ mod tests {
         assert!(!reach("sched", &arrows).contains("driver"));
     }
 
+    fn crates() -> Crates {
+        let places = [
+            ("core", "sched"),
+            ("core", "model"),
+            ("node", "driver"),
+            ("node", "agent"),
+            ("service", "clearml"),
+            ("service", "store"),
+            ("cluster", "kube-model"),
+            ("sim", "simgpu"),
+        ];
+        let layers = places.into_iter().map(|(layer, name)| (name.to_owned(), layer.to_owned()));
+        Crates { layers: layers.collect() }
+    }
+
     #[test]
     fn an_arrow_that_is_not_drawn_is_found() {
         let package = serde_json::json!({"dependencies": [
             {"name": "cantle-driver", "kind": null}, {"name": "tokio", "kind": null}, {"name": "proptest", "kind": "dev"}
         ]});
-        let wrong = check_crate("sched", &package);
+        let wrong = crates().check_crate("sched", &package);
         assert_eq!(wrong.len(), 2, "{wrong:?}");
         assert!(wrong[0].starts_with("sched → driver") && wrong[1].starts_with("sched → tokio"));
+    }
+
+    #[test]
+    fn a_folder_uses_only_the_folders_below_it() {
+        let uses = |name: &str| serde_json::json!({"dependencies": [{"name": name, "kind": null}]});
+        let wrong = |user: &str, name: &str| crates().check_layers(user, &uses(name));
+        assert_eq!(wrong("sched", "cantle-model"), [""; 0]);
+        assert_eq!(wrong("agent", "cantle-clearml"), [""; 0], "one crate of a folder");
+        assert_eq!(wrong("agent", "cantle-store"), ["node/agent → service/store (by their folders)"]);
+        assert_eq!(wrong("sched", "cantle-clearml"), ["core/sched → service/clearml (by their folders)"]);
+        assert_eq!(wrong("agent", "cantle-simgpu"), ["node/agent → sim/simgpu (by their folders)"]);
+        assert_eq!(wrong("flat", "cantle-model"), ["flat: not in a folder of crates/"]);
     }
 
     #[test]
@@ -152,12 +233,12 @@ mod tests {
                 {"name": "cantle-model", "kind": null, "uses_default_features": true}
             ]})
         };
-        assert_eq!(check_crate("kube-model", &package(false)), [""; 0]);
-        let wrong = check_crate("kube-model", &package(true));
+        assert_eq!(crates().check_crate("kube-model", &package(false)), [""; 0]);
+        let wrong = crates().check_crate("kube-model", &package(true));
         assert!(wrong.len() == 1 && wrong[0].starts_with("kube-model → clearml"), "{wrong:?}");
         let clearml = serde_json::json!({"dependencies": [
             {"name": "reqwest", "kind": null, "optional": true}, {"name": "tokio", "kind": null, "optional": false}
         ]});
-        assert!(check_crate("clearml", &clearml)[0].starts_with("clearml → tokio"));
+        assert!(crates().check_crate("clearml", &clearml)[0].starts_with("clearml → tokio"));
     }
 }

@@ -26,10 +26,10 @@ fn driver_of(artifact: &Artifact) -> &'static str {
     if artifact.feature == "gate" { "cuda" } else { artifact.feature }
 }
 
-/// All functions that drivers have: those that are hooked, and those that pass (`crates/shim/data`).
+/// All functions that drivers have: those that are hooked, and those that pass (`crates/tenant/shim/data`).
 pub(crate) fn of_driver(feature: &str) -> Result<BTreeSet<String>> {
     let hooked: &[Hook] = if feature == "cuda" { hooks::CUDA } else { hooks::NVML };
-    let path = crate::root().join(format!("crates/shim/data/{feature}-passes.txt"));
+    let path = crate::root().join(format!("crates/tenant/shim/data/{feature}-passes.txt"));
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let passed = text.lines().filter(|line| !line.starts_with(['#', '='])).flat_map(str::split_whitespace);
     let hooked = hooked.iter().filter_map(|hook| hook.name.to_str().ok());
@@ -117,7 +117,7 @@ fn c_string(bytes: &[u8], at: usize) -> Option<&[u8]> {
 
 /// A program that calls every function of the driver can be linked with the filter; which link editors did it.
 pub(crate) fn check(artifact: &Artifact, platform: Platform, file: &Path) -> Result<String> {
-    let inventory = crate::root().join(format!("crates/simgpu/data/{}-symbols.txt", driver_of(artifact)));
+    let inventory = crate::root().join(format!("crates/sim/simgpu/data/{}-symbols.txt", driver_of(artifact)));
     let text = std::fs::read_to_string(&inventory).with_context(|| inventory.display().to_string())?;
     let functions = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
         let mut words = line.split_whitespace();

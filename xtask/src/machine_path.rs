@@ -19,7 +19,7 @@ const EXCEPT: [&str; 5] = [
     "tests/cluster/queues.py",
 ];
 /// Rooms in which a driver may be named by a folder: the one that offers it, for tests.
-const MAY_NAME_A_FOLDER: [&str; 2] = ["crates/driver/", "crates/machine/"];
+const MAY_NAME_A_FOLDER: [&str; 2] = ["crates/node/driver/", "crates/sim/machine/"];
 
 /// Fails with one line for each place.
 pub(crate) fn check() -> Result<()> {

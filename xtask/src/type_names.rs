@@ -10,17 +10,19 @@ const KEYWORDS: [&str; 5] = ["struct ", "enum ", "trait ", "type ", "union "];
 /// Fails with every name that stands in two crates, and where.
 pub(crate) fn check() -> Result<()> {
     let root = crate::root();
-    let crates = std::fs::read_dir(root.join("crates")).context("cannot list crates")?;
+    let metadata = crate::metadata(&["--no-deps"])?;
+    let packages = metadata["packages"].as_array().context("no packages in cargo metadata")?;
     let mut found: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-    for entry in crates {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        for file in rust_files(&entry.path().join("src"))? {
+    for package in packages {
+        let manifest = package["manifest_path"].as_str().map(Path::new).and_then(Path::parent);
+        let Some(directory) = manifest.filter(|path| path.starts_with(root.join("crates"))) else { continue };
+        for file in rust_files(&directory.join("src"))? {
             let text =
                 std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
             for (line, type_name) in public_types(&text) {
                 let place = format!("{}:{line}", file.strip_prefix(&root).unwrap_or(&file).display());
-                found.entry(type_name.to_owned()).or_default().entry(name.clone()).or_insert(place);
+                let places = found.entry(type_name.to_owned()).or_default();
+                places.entry(directory.display().to_string()).or_insert(place);
             }
         }
     }

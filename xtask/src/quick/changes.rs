@@ -60,7 +60,7 @@ impl Workspace {
         let find = |name: &&str| {
             let found = [(*name).to_owned(), format!("cantle-{name}")];
             let found = found.into_iter().find(|name| self.packages.contains_key(name));
-            found.with_context(|| format!("there is no crate \"{name}\" in crates/"))
+            found.with_context(|| format!("there is no crate \"{name}\" below crates/"))
         };
         Ok(Changes { packages: names.iter().map(find).collect::<Result<_>>()?, scenarios: false })
     }
@@ -156,7 +156,7 @@ mod tests {
     fn workspace() -> Workspace {
         let package = |name: &str, uses: &[&str], tests_use: &[&str]| {
             let package = Package {
-                directory: Path::new("crates").join(name),
+                directory: Path::new("crates/layer").join(name),
                 uses: set(uses),
                 tests_use: set(tests_use),
                 tests: Vec::new(),
@@ -178,9 +178,9 @@ mod tests {
     fn files_belong_to_packages() {
         let changed = |files: &[&str]| workspace().changed(files.iter().copied());
         let sched = Changes { packages: set(&["cantle-sched"]), scenarios: false };
-        assert_eq!(changed(&["crates/sched/src/lib.rs", "docs/scheduling.md"]), sched);
+        assert_eq!(changed(&["crates/layer/sched/src/lib.rs", "docs/scheduling.md"]), sched);
         assert_eq!(
-            changed(&["crates/schedule.md", "ui/package.json", "tests/ui/run.sh"]),
+            changed(&["crates/layer/schedule.md", "ui/package.json", "tests/ui/run.sh"]),
             Changes::default()
         );
         assert_eq!(changed(&["Cargo.lock"]).packages.len(), 5);

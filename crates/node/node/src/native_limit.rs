@@ -1,0 +1,140 @@
+//! The driver's own limit of a task: the memory limit of the task's control group, which the driver enforces for every process in it, with any
+//! library ([ADR 0079](../../../../docs/adr/0079-the-drivers-own-limit.md)).
+//!
+//! The order of steps leaves nothing behind at any death: the lease names the group before the group gets a limit, a limit ends with its group, and
+//! the sweep of a lease removes its group.
+
+use std::path::Path;
+
+use cantle_driver::{Driver, LimitSupport};
+use cantle_model::{EnforceMode, Gpu, Lease, Slice};
+use cantle_runtime::{Cgroup, TaskSpec};
+
+use crate::NodeError;
+use crate::store::NodeStore;
+use crate::watchdog::ALWAYS_TOLERATED_BYTES;
+
+/// The group of a container is its engine's, and exists only once the container runs.
+pub(crate) const NOT_FOR_CONTAINERS: &str =
+    "it is set for tasks that are processes, and these are containers";
+
+/// Whether the driver can limit control groups on these GPUs for this process; the reason if it cannot. GPUs in MIG mode do not count: there
+/// the hardware enforces.
+///
+/// # Errors
+/// The reason.
+pub fn driver_limits(driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), String> {
+    let group = Cgroup::unified_mount();
+    let probed = group.as_deref().unwrap_or_else(|| Path::new("/sys/fs/cgroup"));
+    for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
+        if let LimitSupport::Unsupported(why) = driver.native_limit().probe(&gpu.uuid, probed) {
+            return Err(format!("GPU {}: {why}", gpu.index));
+        }
+    }
+    if group.is_none() {
+        return Err("no control groups of version 2 are mounted".to_owned());
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Err("only root may set the driver's limits".to_owned());
+    }
+    Ok(())
+}
+
+/// Gives the task of a lease a control group with the driver's limits, as `mode` wants, before its first process starts. All GPUs of the lease get
+/// one, or none does. Without support of the driver nothing changes, and [`EnforceMode::Driver`] is refused.
+///
+/// # Errors
+/// If `mode` requires limits and there are none, or one cannot be set; then nothing of them is left.
+pub(crate) fn hold(
+    (driver, node): (&dyn Driver, &NodeStore),
+    lease: &mut Lease,
+    spec: &mut TaskSpec,
+    (gpus, mode): (&[Gpu], EnforceMode),
+) -> Result<(), NodeError> {
+    let limited: Vec<Slice> = lease.slices.iter().filter(|slice| slice.mig.is_none()).cloned().collect();
+    if limited.is_empty() || mode == EnforceMode::Filter {
+        return Ok(());
+    }
+    let on: Vec<Gpu> =
+        gpus.iter().filter(|gpu| limited.iter().any(|slice| slice.gpu == gpu.uuid)).cloned().collect();
+    let made =
+        driver_limits(driver, &on).and_then(|()| Cgroup::make_unified(&lease.id.0).map_err(str::to_owned));
+    let group = match made {
+        Ok(group) => group,
+        Err(why) if mode == EnforceMode::Driver => return Err(NodeError::NoDriverLimit(why)),
+        Err(_) => return Ok(()),
+    };
+    lease.cgroup = Some(group.dir().to_owned());
+    let held = node.lock()?.put(lease).and_then(|()| set_all(driver, &group, &limited, &on));
+    if let Err(error) = held {
+        // A limit ends with its group.
+        group.remove();
+        lease.cgroup = None;
+        node.lock()?.put(lease)?;
+        return Err(error);
+    }
+    lease.native_limit = true;
+    node.lock()?.put(lease)?;
+    spec.cgroup = Some(group);
+    Ok(())
+}
+
+/// Sets the limits of a running task again if they are not what they were: of a task that a former agent started. True if one had to be set.
+///
+/// # Errors
+/// If the driver refuses.
+pub fn renew(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> Result<bool, NodeError> {
+    let Some(dir) = lease.cgroup.as_ref().filter(|_| lease.native_limit) else { return Ok(false) };
+    let mut changed = false;
+    for slice in lease.slices.iter().filter(|slice| slice.mig.is_none()) {
+        let hard_bytes = hard_bytes(slice, gpus);
+        if driver.native_limit().used(&slice.gpu, dir)?.hard_bytes != Some(hard_bytes) {
+            driver.native_limit().set(&slice.gpu, dir, hard_bytes)?;
+            changed = true;
+        }
+    }
+    Ok(changed)
+}
+
+fn set_all(driver: &dyn Driver, group: &Cgroup, slices: &[Slice], gpus: &[Gpu]) -> Result<(), NodeError> {
+    let limits = driver.native_limit();
+    for (index, slice) in slices.iter().enumerate() {
+        if let Err(error) = limits.set(&slice.gpu, group.dir(), hard_bytes(slice, gpus)) {
+            for set in &slices[..index] {
+                // Its group is about to be removed, which clears it as well.
+                let _ = limits.clear(&set.gpu, group.dir());
+            }
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// The slice and what the watchdog always tolerates: memory that the driver takes unasked must not fail where it is tolerated. NVML refuses more
+/// than the GPU has.
+fn hard_bytes(slice: &Slice, gpus: &[Gpu]) -> u64 {
+    let with_tolerance = slice.memory_limit_bytes.saturating_add(ALWAYS_TOLERATED_BYTES);
+    let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+    gpu.map_or(with_tolerance, |gpu| with_tolerance.min(gpu.memory_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::{GpuUuid, Milli};
+
+    use super::*;
+
+    #[test]
+    fn a_limit_has_the_tolerance_and_is_no_more_than_the_gpu() {
+        let (uuid, memory_bytes) = (GpuUuid("GPU-0".to_owned()), 40 << 30);
+        let gpu = Gpu { uuid: uuid.clone(), index: 0, model: "X".to_owned(), memory_bytes, mig: false };
+        let slice = |memory_limit_bytes| Slice {
+            gpu: uuid.clone(),
+            milli: Milli(500),
+            memory_limit_bytes,
+            mig: None,
+        };
+        assert_eq!(hard_bytes(&slice(20 << 30), std::slice::from_ref(&gpu)), (20 << 30) + (512 << 20));
+        assert_eq!(hard_bytes(&slice(40 << 30), std::slice::from_ref(&gpu)), 40 << 30);
+    }
+}
