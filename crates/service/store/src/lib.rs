@@ -7,60 +7,15 @@
 #[macro_use]
 mod columns;
 
-mod after;
-mod arrays;
-mod audit;
-pub mod backup;
-mod batch;
-mod bell;
-mod budgets;
-mod charts;
-mod copy;
 mod data;
-mod database;
 mod db;
-mod documents;
-mod entering;
-mod erase;
 mod error;
-mod events;
-mod evictions;
-mod flow;
-mod former;
-mod gpu_times;
-mod leader;
-mod limits;
-mod listing;
-mod literal;
-mod lost;
-mod migrations;
-mod models;
-mod nodes;
-mod notices;
-mod output;
-mod owned;
-mod pools;
-mod projects;
-mod queues;
-mod quota_times;
-mod quotas;
+pub(crate) mod fleet;
+pub(crate) mod output;
+pub(crate) mod people;
 mod row;
 mod runs;
-mod samples;
-mod scope;
-mod secrets;
-mod sessions;
-mod state;
-mod status;
-mod take;
-mod task_filter;
-mod tasks;
-mod usage;
-mod usage_days;
-mod users;
-mod values;
-mod wishes;
-mod workers;
+pub(crate) mod tasks;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,41 +25,42 @@ use cantle_metrics::{Fallback, Fallbacks};
 
 use db::{Kind, Outlives, Pool, Tx, Writers, query, query_scalar};
 
-pub use after::{AfterRow, Settled};
-pub use arrays::{ArrayProgress, ArrayStep};
-pub use audit::{AuditFilter, AuditRow};
-pub use batch::NamedRun;
-pub use budgets::{BudgetMonth, BudgetRow};
-pub use copy::copy;
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, NodeRow,
     ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex, TaskRow,
     Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
-pub use database::Database;
-pub use documents::DOCUMENT_BYTES;
+pub use db::backup;
+pub use db::copy::copy;
+pub use db::database::Database;
+pub use db::status::{Broken, ConnectedServer, DatabaseStatus};
 pub use error::{StorageFault, StoreError};
-pub use flow::may_follow;
-pub use former::former_output;
-pub use gpu_times::GpuTimeRow;
-pub use limits::HeldBack;
-pub use lost::{FenceRow, LOST, Renewal, Renewed};
-pub use models::ModelRow;
-pub use notices::{NoticeRow, ReceiverRow, ReceiverState};
-pub use output::OutputPiece;
-pub use owned::{LeaseHolder, Owned, WithParams};
-pub use quota_times::QuotaTime;
+pub use output::batches::OutputPiece;
+pub use output::former::former_output;
+pub use output::models::ModelRow;
+pub use people::audit::{AuditFilter, AuditRow};
+pub use people::budgets::{BudgetMonth, BudgetRow};
+pub use people::limits::HeldBack;
+pub use people::notices::{NoticeRow, ReceiverRow, ReceiverState};
+pub use people::quota_times::QuotaTime;
+pub use people::secrets::{MOST_SECRETS, SecretRow};
+pub use people::sessions::{SessionRow, SessionUse};
+pub use people::users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
+pub use runs::gpu_times::GpuTimeRow;
+pub use runs::lost::{FenceRow, LOST, Renewal, Renewed};
+pub use runs::usage_days::{DAY_US, UsageDay, UsageForm};
 pub use runs::{HeldFrom, RunRow};
-pub use scope::Scope;
-pub use secrets::{MOST_SECRETS, SecretRow};
-pub use sessions::{SessionRow, SessionUse};
-pub use status::{Broken, ConnectedServer, DatabaseStatus};
-pub use task_filter::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
-pub use tasks::{NewTask, TaskEdit};
-pub use usage_days::{DAY_US, UsageDay, UsageForm};
-pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
-pub use values::{ParentTask, TaskValue};
-pub use wishes::{QueueTimes, Wishes};
+pub use tasks::after::{AfterRow, Settled};
+pub use tasks::arrays::{ArrayProgress, ArrayStep};
+pub use tasks::batch::NamedRun;
+pub use tasks::documents::DOCUMENT_BYTES;
+pub use tasks::filter::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
+pub use tasks::flow::may_follow;
+pub use tasks::owned::{LeaseHolder, Owned, WithParams};
+pub use tasks::record::{NewTask, TaskEdit};
+pub use tasks::scope::Scope;
+pub use tasks::values::{ParentTask, TaskValue};
+pub use tasks::wishes::{QueueTimes, Wishes};
 
 /// The database.
 #[derive(Debug)]
@@ -114,9 +70,9 @@ pub struct Store {
     readers: Pool,
     /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
-    bell: bell::Bell,
-    takers: Arc<take::Takers>,
-    documents: documents::Documents,
+    bell: fleet::bell::Bell,
+    takers: Arc<runs::take::Takers>,
+    documents: tasks::documents::Documents,
 }
 
 /// One write: a transaction.
@@ -179,9 +135,9 @@ impl Store {
             writers,
             readers,
             last_id,
-            bell: bell::Bell::default(),
+            bell: fleet::bell::Bell::default(),
             takers: Arc::default(),
-            documents: documents::Documents::default(),
+            documents: tasks::documents::Documents::default(),
         })
     }
 

@@ -12,8 +12,8 @@ use crate::data::{
     Terms, WaitingRow, WorkerRow, WorkerSample,
 };
 use crate::db::{Row, without_nul};
-use crate::models::ModelRow;
-use crate::wishes::limit;
+use crate::output::models::ModelRow;
+use crate::tasks::wishes::limit;
 use crate::{FALLBACKS, GpuTimeRow, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.

@@ -1,6 +1,13 @@
 //! One interface to both databases. The rest of the crate writes one SQL text with `$n`, and does not know which database
 //! runs it. [`sqlite`], [`postgres`] and [`words`] have the differences.
 
+pub mod backup;
+pub(crate) mod copy;
+pub(crate) mod database;
+pub(crate) mod leader;
+pub(crate) mod migrations;
+pub(crate) mod status;
+
 mod builder;
 mod merged;
 pub(crate) mod postgres;

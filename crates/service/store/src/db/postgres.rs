@@ -5,8 +5,9 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
+use super::migrations;
 use super::{Kind, Pool, Writers};
-use crate::{StorageFault, StoreError, migrations};
+use crate::{StorageFault, StoreError};
 
 /// Connections that write, and as many that read.
 const CONNECTIONS: u32 = 8;

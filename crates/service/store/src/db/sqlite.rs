@@ -6,8 +6,9 @@ use std::time::Duration;
 use sqlx::ConnectOptions as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
+use super::migrations;
 use super::{Kind, Pool, Writer, Writers};
-use crate::{StoreError, migrations};
+use crate::StoreError;
 
 const READERS: u32 = 4;
 /// Waits so long for other programs.

@@ -1,0 +1,12 @@
+//! People and projects: who may do what, how much a project may have, and what is told to whom.
+
+pub(crate) mod audit;
+pub(crate) mod budgets;
+pub(crate) mod limits;
+pub(crate) mod notices;
+pub(crate) mod projects;
+pub(crate) mod quota_times;
+pub(crate) mod quotas;
+pub(crate) mod secrets;
+pub(crate) mod sessions;
+pub(crate) mod users;
