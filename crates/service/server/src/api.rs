@@ -226,8 +226,8 @@ async fn act(
 ) -> Result<Value, ApiError> {
     let (endpoint, mut caller) = (rule.endpoint, call.clone());
     match endpoint {
-        "auth.login" => services::auth::login(call, query).await,
-        "events.add_batch" => services::events::add_batch(caller, body).await,
+        "auth.login" => services::people::auth::login(call, query).await,
+        "events.add_batch" => services::output::events::add_batch(caller, body).await,
         _ => {
             let mut body = object(body)?;
             api.service.strip(endpoint, &mut body);

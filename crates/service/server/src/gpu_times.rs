@@ -8,7 +8,7 @@ use cantle_model::pools_of;
 use cantle_store::{GpuTimeRow, NodeRow, Store, StoreError};
 use cantle_usage::GpuPresence;
 
-use crate::services::nodes::is_recent;
+use crate::services::fleet::nodes::is_recent;
 
 const STATES: [(GpuPresence, &str); 3] =
     [(GpuPresence::Here, "here"), (GpuPresence::Faulty, "faulty"), (GpuPresence::Away, "away")];

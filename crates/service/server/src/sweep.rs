@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::clock::{new_id, now_us};
-use crate::services::nodes::is_recent;
+use crate::services::fleet::nodes::is_recent;
 use crate::services::{count_budgets, keep_usage_days};
 use crate::{gpu_times, usage};
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::app::App;
 use crate::clock::now_us;
-use crate::services::nodes::is_recent;
+use crate::services::fleet::nodes::is_recent;
 
 const EVERY: Duration = Duration::from_secs(5);
 /// A node that was away for so long does not come back: it is forgotten.

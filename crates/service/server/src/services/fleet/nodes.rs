@@ -1,0 +1,66 @@
+//! Nodes as they last reported.
+
+use cantle_clearml::cantle::{NodeView, ReportNode, WaitReport};
+use cantle_store::NodeRow;
+
+use crate::app::Call;
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+
+/// A node may miss two reports, and may always be as late as this.
+const LATE_US: i64 = 10_000_000;
+
+/// A node, and whether its report is recent.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) report: ReportNode,
+    pub(crate) last_seen_us: i64,
+    pub(crate) alive: bool,
+}
+
+impl Node {
+    pub(crate) fn serves(&self, queue: &str) -> bool {
+        self.report.queues.iter().any(|served| served.name == queue)
+    }
+
+    /// Why it can't start that task, if it reported a reason.
+    pub(crate) fn waiting(&self, task: &str) -> Option<&WaitReport> {
+        self.report.waiting.iter().find(|waiting| waiting.task == task)
+    }
+
+    pub(crate) fn view(self) -> NodeView {
+        let ReportNode { node, worker, queues, gpus, .. } = self.report;
+        NodeView { node, worker, last_seen: rfc3339(self.last_seen_us), alive: self.alive, queues, gpus }
+    }
+}
+
+/// All nodes that ever reported, by name.
+pub(crate) async fn all(call: &Call) -> Result<Vec<Node>, ApiError> {
+    let rows = call.store.nodes().await?;
+    Ok(rows.into_iter().filter_map(|row| node(row, call.now_us)).collect())
+}
+
+/// All GPUs of nodes that are alive.
+pub(crate) async fn gpus_alive_milli(call: &Call) -> Result<u64, ApiError> {
+    let nodes = all(call).await?;
+    Ok(nodes.iter().filter(|node| node.alive).map(|node| 1000 * node.report.gpus.len() as u64).sum())
+}
+
+/// Whether the node reported recently.
+pub(crate) async fn is_alive(call: &Call, name: &str) -> Result<bool, ApiError> {
+    let rows = call.store.nodes().await?;
+    Ok(rows.iter().any(|row| row.node == name && is_recent(row, call.now_us)))
+}
+
+/// Whether its report is recent.
+pub(crate) fn is_recent(row: &NodeRow, now_us: i64) -> bool {
+    let patience_us = row.interval_ms.saturating_mul(3000).clamp(LATE_US, 10 * LATE_US);
+    now_us - row.last_seen_us < patience_us
+}
+
+/// A report of another version that can't be read counts as none.
+fn node(row: NodeRow, now_us: i64) -> Option<Node> {
+    let alive = is_recent(&row, now_us);
+    let report = serde_json::from_str(&row.report).ok()?;
+    Some(Node { report, last_seen_us: row.last_seen_us, alive })
+}

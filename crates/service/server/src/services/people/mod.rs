@@ -1,0 +1,13 @@
+//! People and projects: who calls, with which keys and roles, and how much a project may have.
+
+pub(crate) mod admin;
+pub(crate) mod auth;
+pub(crate) mod budgets;
+pub(crate) mod keys;
+pub(crate) mod notify;
+pub(crate) mod projects;
+pub(crate) mod quotas;
+pub(crate) mod secrets;
+pub(crate) mod sessions;
+pub(crate) mod shares;
+pub(crate) mod users;
