@@ -2,7 +2,7 @@
 
 use cantle_model::{Slice, TaskId};
 
-use crate::round::Round;
+use crate::search::round::Round;
 use crate::{Eviction, Host, Policy, Reason, Snapshot};
 
 /// The actions to take now. Every waiting task is in `starts` or in `waits`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cantle_model::PoolQuota;
 
-use crate::fairshare::{Claim, divide};
+use super::fairshare::{Claim, divide};
 use crate::{Amounts, PoolMilli, Project, Quota, RESOURCES, Resource, UsedShare};
 
 /// Position of the root, which is the cluster.

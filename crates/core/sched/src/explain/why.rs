@@ -2,7 +2,7 @@
 
 use cantle_model::TaskId;
 
-use crate::round::Round;
+use crate::search::round::Round;
 use crate::{Cluster, Demand, Policy, Snapshot};
 
 /// The answer to "why does my task not run?".

@@ -66,7 +66,7 @@ fn half_to_the(exponent: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::fair::usage::*;
 
     const HOUR_MS: i64 = 3_600_000;
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::stock::worth_of_remainders;
+use super::cutting_stock::worth_of_remainders;
 use crate::{Cluster, Demand, Host, Shape};
 
 /// Demand that is expected: shapes of tasks and how often each comes, as counted in the past. Only proportions matter.

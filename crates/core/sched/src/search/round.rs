@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::{Milli, TaskId};
 
-use crate::accounts::Binding;
-use crate::board::Boards;
-use crate::evict::Claimant;
-use crate::group::{Group, Index};
-use crate::lack::Lacks;
-use crate::tally::Tally;
-use crate::turns::{Position, Turns};
-use crate::victims::Victims;
+use super::evict::Claimant;
+use super::reserve;
+use super::turns::{Position, Turns};
+use super::victims::Victims;
+use crate::explain::lack::Lacks;
+use crate::fair::accounts::Binding;
+use crate::fair::tally::Tally;
+use crate::shape::board::Boards;
+use crate::shape::group::{Group, Index};
 use crate::{
     Cause, Cluster, Eviction, Order, Place, Plan, Policy, Reason, Shape, Snapshot, Start, Use, Wait, Waiting,
-    reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::binpack::choose;
-use crate::cut::rivals;
-use crate::evict::{Attempt, Offer, UNITS};
-use crate::victims::{Cost, Victims};
+use super::binpack::choose;
+use super::evict::{Attempt, Offer, UNITS};
+use super::victims::{Cost, Victims};
+use crate::shape::cut::rivals;
 use crate::{Cut, GpuFree, Shape};
 
 impl Attempt<'_> {

@@ -1,6 +1,6 @@
 //! Enters running and waiting tasks into the accounts of the projects, and computes fair shares.
 
-use crate::accounts::{Accounts, GpuShare};
+use super::accounts::{Accounts, GpuShare};
 use crate::{Amounts, Cluster, Demand, Policy, PoolMilli, Running, Snapshot, Waiting};
 
 /// The accounts of one moment.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ranking::Rank;
+use super::ranking::Rank;
 use crate::{Cluster, Place, Ranking, Shape};
 
 /// Shapes remembered at most; beyond it all are forgotten, which costs time and nothing else.

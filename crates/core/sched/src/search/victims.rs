@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::accounts::Accounts;
-use crate::pool::add;
+use crate::fair::accounts::Accounts;
+use crate::fair::pool::add;
 use crate::snapshot::weighed;
 use crate::{Amounts, Cluster, Cut, Host, NodeFree, Place, PoolMilli, Running};
 

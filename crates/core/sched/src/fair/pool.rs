@@ -2,8 +2,8 @@
 
 use cantle_model::PoolQuota;
 
-use crate::accounts::Accounts;
-use crate::evict::Claimant;
+use super::accounts::Accounts;
+use crate::search::evict::Claimant;
 use crate::{Amounts, Cluster, Place, PoolMilli, Shape, UsedPool};
 
 /// Adds `other` to `sum`.

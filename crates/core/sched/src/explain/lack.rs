@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::accounts::Accounts;
-use crate::evict::Claimant;
-use crate::group::Group;
-use crate::turns::Position;
-use crate::victims::{Bar, Victims};
+use crate::fair::accounts::Accounts;
+use crate::search::evict::Claimant;
+use crate::search::turns::Position;
+use crate::search::victims::{Bar, Victims};
+use crate::shape::group::Group;
 use crate::{Amounts, Cluster, Demand, HeldBy, HeldQuota, Host, Policy, PoolMilli, Reason, Shape};
 
 /// Tasks about which the cluster gives the same answer.

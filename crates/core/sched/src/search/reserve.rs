@@ -4,7 +4,7 @@
 
 use cantle_model::Milli;
 
-use crate::binpack::digest;
+use super::binpack::digest;
 use crate::{Cluster, Place, Shape, Snapshot};
 
 /// The distance of a GPU from having room: the end of the last task on it (the greatest number if unknown), then how

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use cantle_mig::GpuGeometry;
 use cantle_model::Milli;
 
-use crate::cut::instances;
-use crate::ranking::{NodeOffer, Rank};
+use super::ranking::{NodeOffer, Rank};
+use crate::shape::cut::instances;
 use crate::{Cluster, Cut, GpuFree, NodeFree, Place, Ranking, Shape};
 
 /// Nodes tried for the members of a gang before it counts as one that does not fit, in addition to four times all nodes.

@@ -1,6 +1,6 @@
 //! The free amounts of one round in three views, which are updated together.
 
-use crate::evict::elsewhere;
+use crate::search::evict::elsewhere;
 use crate::{Cause, Cluster, Picker, Place, Policy, Shape, Snapshot, Standard};
 
 /// Free amounts and what finds places among them.

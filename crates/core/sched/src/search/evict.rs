@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 
 use cantle_model::TaskId;
 
-use crate::accounts::Accounts;
-use crate::binpack::{choose, fullest_first};
-use crate::victims::{Cost, Victims};
+use super::binpack::{choose, fullest_first};
+use super::victims::{Cost, Victims};
+use crate::fair::accounts::Accounts;
 use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Place, PoolMilli, Shape};
 
 /// The task or group that needs capacity.

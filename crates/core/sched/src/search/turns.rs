@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::accounts::{Accounts, ROOT};
+use crate::fair::accounts::{Accounts, ROOT};
 use crate::{Amounts, Order, Snapshot};
 
 /// A waiting task: position of its queue and its position there.

@@ -1,6 +1,6 @@
 //! The placement policies that an administrator can choose from.
 
-use crate::ranking::NodeOffer;
+use super::ranking::NodeOffer;
 use crate::{Binpack, Cluster, Demand, Picker, Placement, Ranking, Shape, Spread, Worth};
 
 /// The ranking of a [`Placement`].

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::TaskId;
 
-use crate::pool::add;
-use crate::tally::Tally;
-use crate::turns::Position;
+use crate::fair::pool::add;
+use crate::fair::tally::Tally;
+use crate::search::turns::Position;
 use crate::{Amounts, Cluster, Demand, PoolMilli, Shape, Snapshot, UsedPool, Waiting};
 
 /// Tasks that start together: one, or a gang.

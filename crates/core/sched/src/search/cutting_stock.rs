@@ -166,7 +166,7 @@ impl Knapsack {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::search::cutting_stock::*;
 
     #[test]
     fn halves_are_worth_halves() {

@@ -1,11 +1,13 @@
 //! Checks that a plan takes nothing twice and gives each task what it requested. It is written independently of the
 //! planner: the two share only the model, so that one mistake is not made in both.
 
+pub(crate) mod instance;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::{GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueWant, Slice, TaskId};
 
-use crate::audit_instance::is_as_requested;
+use crate::audit::instance::is_as_requested;
 use crate::{
     GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Running, Snapshot, Start, Waiting,
 };

@@ -4,10 +4,10 @@
 //! same project, and more room for the claimant inside a department that they share. A set of tasks is allowed if they
 //! can be stopped one after the other in some order.
 
+use super::evict::{Attempt, Claimant, UNITS};
+use super::victims::{Unit, Victims};
 use crate::Amounts;
-use crate::accounts::Accounts;
-use crate::evict::{Attempt, Claimant, UNITS};
-use crate::victims::{Unit, Victims};
+use crate::fair::accounts::Accounts;
 
 impl Victims {
     /// For each kind: may a unit of it be stopped for `claimant`, or could it be once others were?

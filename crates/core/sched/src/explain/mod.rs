@@ -1,0 +1,6 @@
+//! Why a task waits.
+
+pub(crate) mod lack;
+pub(crate) mod never;
+pub(crate) mod reason;
+pub(crate) mod why;
