@@ -1,35 +1,21 @@
 //! The hooks of the driver API: the functions that a slice changes.
 
-mod array;
-mod charge;
-mod checkpoint;
+mod alloc;
 mod context;
-mod export;
 mod graph;
-mod graph_memory;
-mod location;
 mod lookup;
-mod memory;
 mod pool;
-mod pool_charge;
-mod pool_current;
-mod pool_end;
-mod pool_question;
 mod report;
-mod share;
-mod slab;
-mod visible;
-mod vmm;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::function::Status;
 use crate::hooks::hooks;
-use array::Array;
+use alloc::array::Array;
+use alloc::location::Location;
+use alloc::vmm::Handle;
 use graph::Graph;
-use location::Location;
 use pool::{Pool, Stream};
-use vmm::Handle;
 
 pub(crate) const SUCCESS: Status = 0;
 pub(crate) const INVALID_VALUE: Status = 1;
@@ -48,13 +34,13 @@ type Device = c_int;
 type Context = *mut c_void;
 
 hooks! { CUDA, "cuda":
-    Allocates cuMemAlloc_v2(address: *mut Address, bytes: usize) => memory::alloc;
-    Allocates cuMemAlloc(address: *mut ShortAddress, bytes: c_uint) => memory::alloc;
-    Allocates cuMemAllocPitch_v2(address: *mut Address, pitch: *mut usize, width: usize, height: usize, element: c_uint) => memory::alloc_pitch;
-    Allocates cuMemAllocPitch(address: *mut ShortAddress, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) => memory::alloc_pitch;
-    Allocates cuMemAllocManaged(address: *mut Address, bytes: usize, flags: c_uint) => memory::alloc_managed;
-    Frees cuMemFree_v2(address: Address) => memory::free;
-    Frees cuMemFree(address: ShortAddress) => memory::free;
+    Allocates cuMemAlloc_v2(address: *mut Address, bytes: usize) => alloc::linear::alloc;
+    Allocates cuMemAlloc(address: *mut ShortAddress, bytes: c_uint) => alloc::linear::alloc;
+    Allocates cuMemAllocPitch_v2(address: *mut Address, pitch: *mut usize, width: usize, height: usize, element: c_uint) => alloc::linear::alloc_pitch;
+    Allocates cuMemAllocPitch(address: *mut ShortAddress, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) => alloc::linear::alloc_pitch;
+    Allocates cuMemAllocManaged(address: *mut Address, bytes: usize, flags: c_uint) => alloc::linear::alloc_managed;
+    Frees cuMemFree_v2(address: Address) => alloc::linear::free;
+    Frees cuMemFree(address: ShortAddress) => alloc::linear::free;
 
     Allocates cuMemAllocAsync(address: *mut Address, bytes: usize, stream: Stream) => pool::alloc;
     Allocates cuMemAllocAsync_ptsz(address: *mut Address, bytes: usize, stream: Stream) => pool::alloc;
@@ -63,7 +49,7 @@ hooks! { CUDA, "cuda":
     Frees cuMemFreeAsync(address: Address, stream: Stream) => pool::free::<false>;
     Frees cuMemFreeAsync_ptsz(address: Address, stream: Stream) => pool::free::<true>;
     Allocates cuMemPoolCreate(pool: *mut Pool, properties: *const pool::Properties) => pool::create;
-    Frees cuMemPoolDestroy(pool: Pool) => pool_end::destroy;
+    Frees cuMemPoolDestroy(pool: Pool) => pool::end::destroy;
     Frees cuMemPoolTrimTo(pool: Pool, keep: usize) => pool::trim_to;
     Frees cuMemPoolSetAttribute(pool: Pool, which: c_int, value: *mut c_void) => pool::set_attribute;
     Frees cuCtxSynchronize() => pool::synchronize;
@@ -72,21 +58,21 @@ hooks! { CUDA, "cuda":
     Frees cuStreamSynchronize_ptsz(stream: Stream) => pool::synchronize_stream::<true>;
     Frees cuEventSynchronize(event: *mut c_void) => pool::synchronize_event;
 
-    Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
-    Frees cuMemRelease(handle: Handle) => vmm::release;
-    Frees cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) => vmm::retain;
-    Frees cuMemImportFromShareableHandle(handle: *mut Handle, shared: *mut c_void, kind: c_int) => share::import;
-    Frees cuMemExportToShareableHandle(shared: *mut c_void, handle: Handle, kind: c_int, flags: u64) => share::export;
-    Frees cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) => vmm::map;
-    Frees cuMemUnmap(address: Address, bytes: usize) => vmm::unmap;
+    Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const alloc::vmm::Properties, flags: u64) => alloc::vmm::create;
+    Frees cuMemRelease(handle: Handle) => alloc::vmm::release;
+    Frees cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) => alloc::vmm::retain;
+    Frees cuMemImportFromShareableHandle(handle: *mut Handle, shared: *mut c_void, kind: c_int) => context::share::import;
+    Frees cuMemExportToShareableHandle(shared: *mut c_void, handle: Handle, kind: c_int, flags: u64) => context::share::export;
+    Frees cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) => alloc::vmm::map;
+    Frees cuMemUnmap(address: Address, bytes: usize) => alloc::vmm::unmap;
 
-    Allocates cuArrayCreate_v2(array: *mut Array, descriptor: *const array::Descriptor<usize>) => array::create;
-    Allocates cuArray3DCreate_v2(array: *mut Array, descriptor: *const array::Descriptor3d<usize>) => array::create_3d;
-    Allocates cuArrayCreate(array: *mut Array, descriptor: *const array::Descriptor<c_uint>) => array::create;
-    Allocates cuArray3DCreate(array: *mut Array, descriptor: *const array::Descriptor3d<c_uint>) => array::create_3d;
-    Allocates cuMipmappedArrayCreate(array: *mut Array, descriptor: *const array::Descriptor3d<usize>, levels: c_uint) => array::create_mipmapped;
-    Frees cuArrayDestroy(array: Array) => array::destroy;
-    Frees cuMipmappedArrayDestroy(array: Array) => array::destroy;
+    Allocates cuArrayCreate_v2(array: *mut Array, descriptor: *const alloc::array::Descriptor<usize>) => alloc::array::create;
+    Allocates cuArray3DCreate_v2(array: *mut Array, descriptor: *const alloc::array::Descriptor3d<usize>) => alloc::array::create_3d;
+    Allocates cuArrayCreate(array: *mut Array, descriptor: *const alloc::array::Descriptor<c_uint>) => alloc::array::create;
+    Allocates cuArray3DCreate(array: *mut Array, descriptor: *const alloc::array::Descriptor3d<c_uint>) => alloc::array::create_3d;
+    Allocates cuMipmappedArrayCreate(array: *mut Array, descriptor: *const alloc::array::Descriptor3d<usize>, levels: c_uint) => alloc::array::create_mipmapped;
+    Frees cuArrayDestroy(array: Array) => alloc::array::destroy;
+    Frees cuMipmappedArrayDestroy(array: Array) => alloc::array::destroy;
 
     Allocates cuGraphInstantiate(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
     Allocates cuGraphInstantiate_v2(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
@@ -116,21 +102,21 @@ hooks! { CUDA, "cuda":
     Notices cuCtxSetCurrent(context: Context) => context::enter;
     Notices cuCtxPushCurrent(context: Context) => context::enter;
     Notices cuCtxPushCurrent_v2(context: Context) => context::enter;
-    Notices cuDeviceSetMemPool(device: Device, pool: Pool) => pool_current::set;
-    Notices cuMemSetMemPool(location: *const Location, kind: c_int, pool: Pool) => pool_current::set_at;
+    Notices cuDeviceSetMemPool(device: Device, pool: Pool) => pool::current::set;
+    Notices cuMemSetMemPool(location: *const Location, kind: c_int, pool: Pool) => pool::current::set_at;
     Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
     Notices cuMemGetMemPool(pool: *mut Pool, location: *const Location, kind: c_int) => pool::of_location;
-    Notices cuInit(flags: c_uint) => visible::init;
-    Notices cuIpcGetMemHandle(handle: *mut c_void, address: Address) => share::get_memory;
-    Notices cuIpcOpenMemHandle(address: *mut Address, handle: share::IpcHandle, flags: c_uint) => share::open_memory;
-    Notices cuIpcOpenMemHandle_v2(address: *mut Address, handle: share::IpcHandle, flags: c_uint) => share::open_memory;
-    Notices cuIpcGetEventHandle(handle: *mut c_void, event: *mut c_void) => share::get_event;
-    Notices cuIpcOpenEventHandle(event: *mut *mut c_void, handle: share::IpcHandle) => share::open_event;
+    Notices cuInit(flags: c_uint) => context::visible::init;
+    Notices cuIpcGetMemHandle(handle: *mut c_void, address: Address) => context::share::get_memory;
+    Notices cuIpcOpenMemHandle(address: *mut Address, handle: context::share::IpcHandle, flags: c_uint) => context::share::open_memory;
+    Notices cuIpcOpenMemHandle_v2(address: *mut Address, handle: context::share::IpcHandle, flags: c_uint) => context::share::open_memory;
+    Notices cuIpcGetEventHandle(handle: *mut c_void, event: *mut c_void) => context::share::get_event;
+    Notices cuIpcOpenEventHandle(event: *mut *mut c_void, handle: context::share::IpcHandle) => context::share::open_event;
     Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;
     Notices cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) => context::pin;
     Notices cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) => context::pin;
 
-    Refuses cuCheckpointProcessRestore(process: c_int, arguments: *const checkpoint::RestoreArguments) => checkpoint::restore;
+    Refuses cuCheckpointProcessRestore(process: c_int, arguments: *const context::checkpoint::RestoreArguments) => context::checkpoint::restore;
 
     Reports cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => report::memory_info;
     Reports cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) => report::memory_info;
@@ -161,11 +147,11 @@ mod driver {
         cuDeviceGetMemPool(*mut Pool, Device);
         cuDeviceGetDefaultMemPool(*mut Pool, Device);
         cuMemPoolGetAttribute(Pool, c_int, *mut c_void);
-        cuArrayGetMemoryRequirements(*mut array::Requirements, Array, Device);
-        cuMipmappedArrayGetMemoryRequirements(*mut array::Requirements, Array, Device);
+        cuArrayGetMemoryRequirements(*mut alloc::array::Requirements, Array, Device);
+        cuMipmappedArrayGetMemoryRequirements(*mut alloc::array::Requirements, Array, Device);
         cuGraphGetNodes(Graph, *mut Graph, *mut usize);
         cuGraphNodeGetType(Graph, *mut c_int);
-        cuGraphMemAllocNodeGetParams(Graph, *mut graph_memory::AllocParameters);
+        cuGraphMemAllocNodeGetParams(Graph, *mut graph::memory::AllocParameters);
         cuGraphMemFreeNodeGetParams(Graph, *mut Address);
         cuGraphChildGraphNodeGetGraph(Graph, *mut Graph);
         cuDeviceGetGraphMemAttribute(Device, c_int, *mut c_void);

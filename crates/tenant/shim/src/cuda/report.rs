@@ -4,8 +4,11 @@ use core::ffi::c_uint;
 
 use cantle_ledger::GRANULE_BYTES;
 
-use super::charge::{self, SliceGpu};
-use super::{Device, SUCCESS, export, pool_charge};
+use super::{Device, SUCCESS};
+use crate::cuda::alloc::charge;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::export;
+use crate::cuda::pool::reserved;
 use crate::function::Status;
 
 /// The two widths of sizes in the API; what does not fit is the largest that does.
@@ -57,7 +60,7 @@ pub(super) unsafe fn memory_info<S: Size>(
     }
     let Some((_, device)) = charge::current() else { return status };
     export::settle();
-    pool_charge::settle_all();
+    reserved::settle_all();
     let (used, limit) = SliceGpu::of(device).map_or((0, 0), |gpu| {
         // The figures include the program's context. If the limit does not admit that, nothing is free anyway.
         if let Some(mut balance) = gpu.lock() {

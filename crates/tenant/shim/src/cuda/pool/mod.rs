@@ -7,20 +7,23 @@
 //! No lock is held while the driver allocates: it may wait for work that another thread has to finish, and that thread may free
 //! memory first. So the sum of what concurrent calls rely on is kept ([`PoolCalls`]).
 //!
-//! Pools are queried by handle at times that the program does not choose: see [`super::pool_question`]. A pool that may have been
+//! Pools are queried by handle at times that the program does not choose: see [`crate::cuda::pool::question`]. A pool that may have been
 //! destroyed with its context is queried again only when the program uses it.
+
+pub(crate) mod current;
+pub(crate) mod end;
+pub(crate) mod question;
+pub(crate) mod reserved;
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::charge::{self, SliceGpu};
-use super::location::{Location, Place};
-use super::pool_charge::{LEAVING, UNSURE, reserve_growth, settle_all, trim};
-use super::{
-    Address, Context, Device, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph,
-    pool_current,
-};
+use super::{Address, Context, Device, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph};
 use crate::capture_mode::RelaxedMode;
+use crate::cuda::alloc::charge;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::location::{Location, Place};
+use crate::cuda::pool::reserved::{LEAVING, UNSURE, reserve_growth, settle_all, trim};
 use crate::function::Status;
 use crate::gate;
 use crate::process::process;
@@ -119,7 +122,7 @@ pub(super) unsafe fn alloc(
 ) -> Status {
     let Some(process) = process() else { return OUT_OF_MEMORY };
     let changes = process.pool_changes.load(Acquire);
-    let pool = match pool_current::of(process, stream, changes) {
+    let pool = match current::of(process, stream, changes) {
         Ok(Some(pool)) => pool,
         // SAFETY: the call contract; the arguments are passed unchanged.
         Ok(None) => return unsafe { real(address, bytes, stream) },

@@ -9,12 +9,12 @@ use core::sync::atomic::Ordering::Release;
 
 use cantle_ledger::granules_holding;
 
-use super::charge::SliceGpu;
-use super::pool::{Pool, owner_of};
-use super::pool_charge::{LEAVING, settle_all};
-use super::pool_question::{Guest, is_left_to_guests};
-use super::{INVALID_VALUE, SUCCESS};
+use super::question::{Guest, is_left_to_guests};
+use super::reserved::{LEAVING, settle_all};
+use super::{Pool, owner_of};
 use crate::capture_mode::RelaxedMode;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::{INVALID_VALUE, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
@@ -22,7 +22,7 @@ use crate::table::Entry;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: c_int = 4;
 
-pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: Pool) -> Status {
+pub(crate) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: Pool) -> Status {
     settle_all();
     let known = process().and_then(|process| Some((process, process.pools.get(pool as u64)?)));
     let Some((process, known, gpu)) =
@@ -49,7 +49,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
 /// Keeps a pool until it is empty. Not a device's default pool, which cannot be destroyed, nor its current one, because the driver chooses another one in
 /// its place.
 fn leave(process: &Process, pool: Pool) -> bool {
-    let Ok(set) = super::real::cuMemPoolSetAttribute.get() else { return false };
+    let Ok(set) = crate::cuda::real::cuMemPoolSetAttribute.get() else { return false };
     if owner_of(pool).is_some() {
         return false;
     }
@@ -61,7 +61,7 @@ fn leave(process: &Process, pool: Pool) -> bool {
 }
 
 /// Destroys a pool that the program has destroyed, if nothing of it is in use any more.
-pub(super) fn destroy_if_left_and_empty(gpu: SliceGpu, pool: Pool) {
+pub(crate) fn destroy_if_left_and_empty(gpu: SliceGpu, pool: Pool) {
     let process = gpu.process();
     let is_left = |entry: &mut Entry| entry.context == LEAVING;
     if !process.pools.get(pool as u64).is_some_and(|mut known| is_left(&mut known)) {
@@ -69,7 +69,7 @@ pub(super) fn destroy_if_left_and_empty(gpu: SliceGpu, pool: Pool) {
     }
     let in_use = Guest::enter(process, pool).and_then(|guest| guest.used_bytes());
     if in_use == Some(0)
-        && let Ok(real) = super::real::cuMemPoolDestroy.get()
+        && let Ok(real) = crate::cuda::real::cuMemPoolDestroy.get()
     {
         let _relaxed = RelaxedMode::enter();
         // SAFETY: the program has destroyed it, and was told so; who takes it off the table is the only one who calls this.

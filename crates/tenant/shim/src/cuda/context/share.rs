@@ -4,18 +4,18 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use cantle_ledger::Uses;
 
-use super::vmm::Handle;
-use super::{Address, SUCCESS};
+use crate::cuda::alloc::vmm::Handle;
+use crate::cuda::{Address, SUCCESS};
 use crate::function::Status;
 use crate::process::process;
 
 /// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct IpcHandle([u64; 8]);
+pub(crate) struct IpcHandle([u64; 8]);
 
 /// This process shares something from now on.
-pub(super) fn note() {
+pub(crate) fn note() {
     // A process without a slot in the ledger holds nothing.
     if let Some(attachment) = process().and_then(|process| process.existing_attachment()) {
         attachment.note_use(Uses::Shared);
@@ -29,7 +29,7 @@ fn noted(status: Status) -> Status {
     status
 }
 
-pub(super) unsafe fn get_memory(
+pub(crate) unsafe fn get_memory(
     real: unsafe extern "C" fn(*mut c_void, Address) -> Status,
     handle: *mut c_void,
     address: Address,
@@ -38,7 +38,7 @@ pub(super) unsafe fn get_memory(
     noted(unsafe { real(handle, address) })
 }
 
-pub(super) unsafe fn open_memory(
+pub(crate) unsafe fn open_memory(
     real: unsafe extern "C" fn(*mut Address, IpcHandle, c_uint) -> Status,
     address: *mut Address,
     handle: IpcHandle,
@@ -48,7 +48,7 @@ pub(super) unsafe fn open_memory(
     noted(unsafe { real(address, handle, flags) })
 }
 
-pub(super) unsafe fn get_event(
+pub(crate) unsafe fn get_event(
     real: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Status,
     handle: *mut c_void,
     event: *mut c_void,
@@ -57,7 +57,7 @@ pub(super) unsafe fn get_event(
     noted(unsafe { real(handle, event) })
 }
 
-pub(super) unsafe fn open_event(
+pub(crate) unsafe fn open_event(
     real: unsafe extern "C" fn(*mut *mut c_void, IpcHandle) -> Status,
     event: *mut *mut c_void,
     handle: IpcHandle,
@@ -66,17 +66,17 @@ pub(super) unsafe fn open_event(
     noted(unsafe { real(event, handle) })
 }
 
-pub(super) unsafe fn import(
+pub(crate) unsafe fn import(
     real: unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> Status,
     handle: *mut Handle,
     shared: *mut c_void,
     kind: c_int,
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
-    noted(unsafe { super::vmm::import(real, handle, shared, kind) })
+    noted(unsafe { crate::cuda::alloc::vmm::import(real, handle, shared, kind) })
 }
 
-pub(super) unsafe fn export(
+pub(crate) unsafe fn export(
     real: unsafe extern "C" fn(*mut c_void, Handle, c_int, u64) -> Status,
     shared: *mut c_void,
     handle: Handle,
@@ -84,5 +84,5 @@ pub(super) unsafe fn export(
     flags: u64,
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
-    noted(unsafe { super::export::export(real, shared, handle, kind, flags) })
+    noted(unsafe { crate::cuda::alloc::export::export(real, shared, handle, kind, flags) })
 }

@@ -1,28 +1,28 @@
-//! The charge for the memory that pools have reserved: see [`super::pool`].
+//! The charge for the memory that pools have reserved: see [`crate::cuda::pool`].
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
 
-use super::charge::{Balance, SliceGpu};
-use super::pool::Pool;
-use super::pool_end::destroy_if_left_and_empty;
-use super::pool_question::{Answer, Guest, ask};
+use super::Pool;
+use super::end::destroy_if_left_and_empty;
+use super::question::{Answer, Guest, ask};
 use crate::capture_mode::RelaxedMode;
+use crate::cuda::alloc::charge::{Balance, SliceGpu};
 use crate::holdings::PoolCalls;
 use crate::process::process;
 use crate::table::Entry;
 
 /// In place of the idle memory of an entry: its pool may have gone with its GPU's primary context.
-pub(super) const UNSURE: u64 = u64::MAX;
-/// In place of the idle memory of an entry: the program has destroyed the pool ([`super::pool_end`]).
-pub(super) const LEAVING: u64 = u64::MAX - 1;
+pub(crate) const UNSURE: u64 = u64::MAX;
+/// In place of the idle memory of an entry: the program has destroyed the pool ([`super::end`]).
+pub(crate) const LEAVING: u64 = u64::MAX - 1;
 
 /// The driver's pools grow in steps of this size.
 const STEP_BYTES: u64 = 32 << 20;
 
 /// The maximum growth of a pool for an allocation that does not fit into its memory.
-pub(super) const fn growth_granules(bytes: u64) -> u32 {
+pub(crate) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
 
@@ -46,13 +46,13 @@ const fn is_idle(entry: &Entry) -> bool {
 }
 
 /// The entry of a pool that is on the balance's GPU.
-pub(super) fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
+pub(crate) fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
     let known = balance.process().pools.get(pool as u64);
     known.filter(|entry| entry.gpu() == balance.gpu() && entry.context != UNSURE)
 }
 
 /// The memory that one call relies on while it is inside the driver: its part of [`PoolCalls`].
-pub(super) struct CallShare {
+pub(crate) struct CallShare {
     ahead: u32,
     claimed_bytes: u64,
     /// Its part of the memory by which the pool grows.
@@ -73,7 +73,7 @@ impl CallShare {
     /// The question to the pool costs a third of a call of the driver. A request that idle memory was claimed for makes the pool grow
     /// only if that memory is in pieces, so then it is asked after some calls only: all of them fit into one step, for which the slice has
     /// room. What is idle is asked with it if too little would be known for the next request.
-    pub(super) fn settle(mut self, gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
+    pub(crate) fn settle(mut self, gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
         let Some(mut balance) = gpu.lock() else { return Ok(()) };
         let room = balance.room_granules();
         let calls = &mut balance.holdings.pool_calls;
@@ -135,7 +135,7 @@ impl CallShare {
 /// The driver is asked what is idle only where too little is known to be. The known amount is never too much, because it is
 /// charged for the pool: only an allocation makes it less, and each takes its part here; what is freed is not added. Should
 /// the pool have become smaller since, then what it grows by is charged already.
-pub(super) fn reserve_growth(gpu: SliceGpu, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
+pub(crate) fn reserve_growth(gpu: SliceGpu, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
     const NONE: Over = Over { used: 0, limit: 0, asked: 0 };
     let claimed =
         || CallShare { ahead: 0, claimed_bytes: bytes.next_multiple_of(SLOT_BYTES), of_growth_bytes: 0 };
@@ -192,9 +192,9 @@ fn learn(balance: &mut Balance, pool: Pool, answer: Answer) -> (Result<(), Over>
 }
 
 /// Makes the pool as small as it can be.
-pub(super) fn trim(gpu: SliceGpu, pool: Pool) {
+pub(crate) fn trim(gpu: SliceGpu, pool: Pool) {
     if let Some(_guest) = Guest::enter(gpu.process(), pool)
-        && let Ok(trim) = super::real::cuMemPoolTrimTo.get()
+        && let Ok(trim) = crate::cuda::real::cuMemPoolTrimTo.get()
     {
         let _relaxed = RelaxedMode::enter();
         // SAFETY: a pool with a guest is not destroyed.
@@ -205,7 +205,7 @@ pub(super) fn trim(gpu: SliceGpu, pool: Pool) {
 
 /// Sets the charge to the pool's reservation. Growth is what calls have reserved for it ([`PoolCalls`]). An error is growth beyond
 /// that which exceeds the limit; it is charged all the same, because it has happened.
-pub(super) fn settle(gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
+pub(crate) fn settle(gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
     ask(gpu, pool, false).map_or(Ok(()), |(mut balance, answer)| settle_at(&mut balance, pool, answer))
 }
 
@@ -237,7 +237,7 @@ fn settle_at(balance: &mut Balance, pool: Pool, answer: Answer) -> Result<(), Ov
 
 /// The GPU's primary context has ended, and perhaps its pools with it: asking one that has gone may crash. Nothing is charged for
 /// them until the program uses them again; what they still held shows in the driver's own figures.
-pub(super) fn forget(gpu: usize) {
+pub(crate) fn forget(gpu: usize) {
     let Some(process) = process().filter(|process| process.uses_pools.load(Relaxed)) else { return };
     process.pool_changes.fetch_add(1, Release);
     process.pools.each(|entry| {
@@ -254,7 +254,7 @@ pub(super) fn forget(gpu: usize) {
 }
 
 /// Reads all pools again, after a call that may have made them smaller.
-pub(super) fn settle_all() {
+pub(crate) fn settle_all() {
     each_pool(|gpu, pool| {
         let _over = settle(gpu, pool);
         destroy_if_left_and_empty(gpu, pool);
@@ -262,7 +262,7 @@ pub(super) fn settle_all() {
 }
 
 /// Makes all pools as small as they can be.
-pub(super) fn trim_all() {
+pub(crate) fn trim_all() {
     each_pool(trim);
 }
 
@@ -277,7 +277,7 @@ fn each_pool(work: impl Fn(SliceGpu, Pool)) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cuda::pool::reserved::*;
 
     #[test]
     fn a_request_takes_whole_slots_of_what_is_idle() {

@@ -10,7 +10,7 @@ use crate::process::process;
 /// `GPU-` and 36 characters.
 const NAME_BYTES: usize = 40;
 
-pub(super) unsafe fn init(real: unsafe extern "C" fn(c_uint) -> Status, flags: c_uint) -> Status {
+pub(crate) unsafe fn init(real: unsafe extern "C" fn(c_uint) -> Status, flags: c_uint) -> Status {
     follow_move();
     // SAFETY: the call contract; the arguments are passed unchanged.
     unsafe { real(flags) }
@@ -61,7 +61,7 @@ const fn digit(value: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::cuda::context::visible::*;
 
     #[test]
     fn a_name_is_as_nvml_prints_it() {

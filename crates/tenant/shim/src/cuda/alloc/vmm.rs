@@ -5,28 +5,30 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::charge::{self, SliceGpu};
+use super::charge;
+use super::charge::SliceGpu;
+use super::export;
 use super::location::{Location, Place};
-use super::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, export};
+use crate::cuda::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
 
 /// `CUmemGenericAllocationHandle`.
-pub(super) type Handle = u64;
+pub(crate) type Handle = u64;
 
 /// No granularity of the driver's is finer: it refuses other sizes, however large they are.
 const PAGE_BYTES: usize = 4096;
 
 /// The beginning of `CUmemAllocationProp`.
 #[repr(C)]
-pub(super) struct Properties {
+pub(crate) struct Properties {
     kind: c_int,
     handle_types: c_int,
     location: Location,
 }
 
-pub(super) unsafe fn create(
+pub(crate) unsafe fn create(
     real: unsafe extern "C" fn(*mut Handle, usize, *const Properties, u64) -> Status,
     handle: *mut Handle,
     bytes: usize,
@@ -71,7 +73,7 @@ pub(super) unsafe fn create(
             status
         }
         _ => {
-            if let Ok(release) = super::real::cuMemRelease.get() {
+            if let Ok(release) = crate::cuda::real::cuMemRelease.get() {
                 // SAFETY: the driver has just created `key`, and the program gets an error, so it never uses it.
                 unsafe { release(key) };
             }
@@ -90,7 +92,7 @@ const fn physical(bytes: u64) -> u64 {
 }
 
 /// The reference is taken off before the driver is asked: afterwards it may give another thread's memory the same handle.
-pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handle: Handle) -> Status {
+pub(crate) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handle: Handle) -> Status {
     let process = process();
     let taken = process.map(|process| take_reference(process, handle));
     // SAFETY: the call contract; the arguments are passed unchanged.
@@ -103,7 +105,7 @@ pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handl
     status
 }
 
-pub(super) unsafe fn retain(
+pub(crate) unsafe fn retain(
     real: unsafe extern "C" fn(*mut Handle, *mut c_void) -> Status,
     handle: *mut Handle,
     address: *mut c_void,
@@ -120,7 +122,7 @@ pub(super) unsafe fn retain(
 }
 
 /// A handle that is in the table already is of this process's own memory, and counts as one more reference to it.
-pub(super) unsafe fn import(
+pub(crate) unsafe fn import(
     real: unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> Status,
     handle: *mut Handle,
     shared: *mut c_void,
@@ -137,7 +139,7 @@ pub(super) unsafe fn import(
     status
 }
 
-pub(super) unsafe fn map(
+pub(crate) unsafe fn map(
     real: unsafe extern "C" fn(Address, usize, usize, Handle, u64) -> Status,
     address: Address,
     bytes: usize,
@@ -166,7 +168,7 @@ const ENDING: u64 = 1 << 63;
 
 /// Unmaps a range, which may span several mappings. They are marked before the driver is asked: afterwards another thread may map something
 /// at their addresses.
-pub(super) unsafe fn unmap(
+pub(crate) unsafe fn unmap(
     real: unsafe extern "C" fn(Address, usize) -> Status,
     address: Address,
     bytes: usize,

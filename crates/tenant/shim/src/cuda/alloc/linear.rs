@@ -4,8 +4,11 @@ use core::ffi::c_uint;
 
 use cantle_ledger::{GRANULE_BYTES, Uses};
 
-use super::charge::{self, Reservation, SliceGpu};
-use super::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool, pool_charge, slab};
+use super::charge;
+use super::charge::{Reservation, SliceGpu};
+use super::slab;
+use crate::cuda::pool::reserved;
+use crate::cuda::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool};
 use crate::function::Status;
 use crate::holdings::SMALL_BYTES;
 use crate::process::process;
@@ -15,7 +18,7 @@ use crate::table::Entry;
 const PITCH_STEP_BYTES: u64 = 512;
 
 /// The two widths of addresses and sizes in the API.
-pub(super) trait Width: Copy {
+pub(crate) trait Width: Copy {
     fn widen(self) -> u64;
 }
 
@@ -37,7 +40,7 @@ impl Width for c_uint {
     }
 }
 
-pub(super) unsafe fn alloc<A: Width, S: Width>(
+pub(crate) unsafe fn alloc<A: Width, S: Width>(
     real: unsafe extern "C" fn(*mut A, S) -> Status,
     address: *mut A,
     bytes: S,
@@ -47,7 +50,7 @@ pub(super) unsafe fn alloc<A: Width, S: Width>(
     unsafe { charged(bytes.widen(), || real(address, bytes), || (*address).widen()) }
 }
 
-pub(super) unsafe fn alloc_managed(
+pub(crate) unsafe fn alloc_managed(
     real: unsafe extern "C" fn(*mut Address, usize, c_uint) -> Status,
     address: *mut Address,
     bytes: usize,
@@ -75,7 +78,7 @@ pub(super) unsafe fn alloc_managed(
     remember(Entry::new(address, context as u64, gpu.index, bytes as u64).managed())
 }
 
-pub(super) unsafe fn alloc_pitch<A: Width, S: Width>(
+pub(crate) unsafe fn alloc_pitch<A: Width, S: Width>(
     real: unsafe extern "C" fn(*mut A, *mut S, S, S, c_uint) -> Status,
     address: *mut A,
     pitch: *mut S,
@@ -175,7 +178,7 @@ fn remember(entry: Entry) -> Status {
 /// Nobody uses the memory at `address`.
 #[cold]
 unsafe fn give_up(address: Address) -> Status {
-    if let Ok(free) = super::real::cuMemFree_v2.get() {
+    if let Ok(free) = crate::cuda::real::cuMemFree_v2.get() {
         // SAFETY: takes an address of the driver's; by this function's condition nobody uses what is freed.
         unsafe { free(address) };
     }
@@ -183,7 +186,7 @@ unsafe fn give_up(address: Address) -> Status {
 }
 
 /// Frees linear memory however it was allocated. Addresses that are not in the table are left to the driver.
-pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, address: A) -> Status {
+pub(crate) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, address: A) -> Status {
     let Some(process) = process() else {
         // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(address) };
@@ -203,7 +206,7 @@ pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
         // Perhaps from a pool.
         None => {
             pool::note_any_free();
-            pool_charge::settle_all();
+            reserved::settle_all();
         }
     }
     status

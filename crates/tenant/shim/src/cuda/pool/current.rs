@@ -7,15 +7,16 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::charge::{self, SliceGpu};
-use super::location::Location;
-use super::pool::{Pool, Stream, know, learn};
-use super::{Device, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Pool, Stream, know, learn};
+use crate::cuda::alloc::charge;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::location::Location;
+use crate::cuda::{Device, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
 
-pub(super) unsafe fn set(
+pub(crate) unsafe fn set(
     real: unsafe extern "C" fn(Device, Pool) -> Status,
     device: Device,
     pool: Pool,
@@ -28,7 +29,7 @@ pub(super) unsafe fn set(
     changing(|| unsafe { real(device, pool) }, learn)
 }
 
-pub(super) unsafe fn set_at(
+pub(crate) unsafe fn set_at(
     real: unsafe extern "C" fn(*const Location, c_int, Pool) -> Status,
     location: *const Location,
     kind: c_int,
@@ -52,7 +53,7 @@ fn changing(real: impl FnOnce() -> Status, learn: impl FnOnce()) -> Status {
 
 /// The entry of the pool from which an allocation on `stream` comes, read at `changes` of the current pools. `None` if the driver refuses
 /// the allocation; an error is the answer where it is not known.
-pub(super) fn of(process: &Process, stream: Stream, changes: u32) -> Result<Option<Entry>, Status> {
+pub(crate) fn of(process: &Process, stream: Stream, changes: u32) -> Result<Option<Entry>, Status> {
     let only = only_device(process).and_then(|device| Some((device, SliceGpu::of(device).ok()?)));
     let (device, gpu) = match only.filter(|(_, gpu)| gpu.lock().is_some_and(|b| b.holdings.has_context())) {
         Some(known) => known,

@@ -14,7 +14,9 @@
 
 use cantle_ledger::{Account, Attachment, Over, Uses};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, export, pool_charge, slab};
+use super::{export, slab};
+use crate::cuda::pool::reserved;
+use crate::cuda::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
 use crate::holdings::{Holdings, SMALL_BYTES};
 use crate::lock::Guard;
@@ -22,7 +24,7 @@ use crate::process::{Process, process};
 use crate::table::Entry;
 
 /// The context that is current in the calling thread, and its device. `None` if there is none: then the driver reports the error.
-pub(super) fn current() -> Option<(Context, Device)> {
+pub(crate) fn current() -> Option<(Context, Device)> {
     let (mut context, mut device) = (core::ptr::null_mut(), 0);
     // SAFETY: `device` and `context` are live locals of the types that the two functions write.
     let found = unsafe {
@@ -35,7 +37,7 @@ pub(super) fn current() -> Option<(Context, Device)> {
 /// Charges the current context of a process that has nothing charged yet: NVIDIA's runtime makes contexts through a private table
 /// of the driver, which no hook sees. Cheap enough for calls that programs make often: after the first time it is one load.
 #[inline]
-pub(super) fn notice_context() {
+pub(crate) fn notice_context() {
     if process().is_some_and(|process| process.existing_attachment().is_none()) {
         notice_first_context();
     }
@@ -54,18 +56,18 @@ fn notice_first_context() {
 
 /// A GPU of the slice, with this process's slot in the accounting region.
 #[derive(Clone, Copy)]
-pub(super) struct SliceGpu {
+pub(crate) struct SliceGpu {
     process: &'static Process,
     attachment: &'static Attachment,
     /// Index in the slice.
-    pub(super) index: usize,
+    pub(crate) index: usize,
 }
 
 impl SliceGpu {
     /// The GPU that a CUDA device is. An error is the answer to an allocation there: without a ledger, or on a GPU outside the
     /// slice, there is no memory; what is no device the driver has said.
     #[inline]
-    pub(super) fn of(device: Device) -> Result<Self, Status> {
+    pub(crate) fn of(device: Device) -> Result<Self, Status> {
         let process = process().ok_or(OUT_OF_MEMORY)?;
         let attachment = process.attachment().ok_or(OUT_OF_MEMORY)?;
         let index = gpu_index(process, device)?;
@@ -74,22 +76,22 @@ impl SliceGpu {
 
     /// The GPU that something of this process was charged to. `None` if this process has no slot in the ledger: then nothing of
     /// it is charged, and there is nothing to settle or to give back.
-    pub(super) fn charged(index: usize) -> Option<Self> {
+    pub(crate) fn charged(index: usize) -> Option<Self> {
         let process = process()?;
         Some(Self { process, attachment: process.existing_attachment()?, index })
     }
 
-    pub(super) const fn process(self) -> &'static Process {
+    pub(crate) const fn process(self) -> &'static Process {
         self.process
     }
 
     /// Notes what this process uses, for the agent.
-    pub(super) fn note_use(self, uses: Uses) {
+    pub(crate) fn note_use(self, uses: Uses) {
         self.attachment.note_use(uses);
     }
 
     /// Granules in use by the whole slice, without those of processes that died more than a moment ago, and its limit.
-    pub(super) fn used_and_limit(self) -> (u32, u32) {
+    pub(crate) fn used_and_limit(self) -> (u32, u32) {
         // The kernel is asked for each process of the slice, which a program that asks in a loop should not pay for each time.
         let ledger = self.attachment.ledger();
         if self.attachment.has_others() && self.process.reaped.is_due() {
@@ -100,34 +102,34 @@ impl SliceGpu {
 
     /// This process's balance on the GPU, locked. `None` if the slice has no GPU of this index.
     #[inline]
-    pub(super) fn lock(self) -> Option<Balance> {
+    pub(crate) fn lock(self) -> Option<Balance> {
         let holdings = self.process.holdings.get(self.index)?.lock();
         Some(Balance { account: self.attachment.account(self.index)?, holdings, gpu: self })
     }
 
     /// Reserves what an allocation of `bytes` takes, and the context's memory if that is not charged yet.
     #[inline]
-    pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
+    pub(crate) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
         self.or_after_trimming(bytes, || self.with_context(|balance| balance.reserve(bytes)))
             .map(|()| Reservation { gpu: self, bytes })
     }
 
     /// Reserves what `bytes` of managed memory take.
-    pub(super) fn reserve_managed(self, bytes: u64) -> Result<(), Status> {
+    pub(crate) fn reserve_managed(self, bytes: u64) -> Result<(), Status> {
         self.or_after_trimming(bytes, || {
             self.with_context(|Balance { holdings, account, .. }| holdings.reserve_managed(account, bytes))
         })
     }
 
     /// What [`SliceGpu::reserve_managed`] took has been allocated.
-    pub(super) fn keep_managed(self) {
+    pub(crate) fn keep_managed(self) {
         if let Some(mut balance) = self.lock() {
             balance.holdings.keep_managed();
         }
     }
 
     /// Gives back what [`SliceGpu::reserve_managed`] took.
-    pub(super) fn release_managed(self, bytes: u64) {
+    pub(crate) fn release_managed(self, bytes: u64) {
         if let Some(mut balance) = self.lock() {
             let Balance { holdings, account, .. } = &mut balance;
             holdings.release_managed(account, bytes);
@@ -148,13 +150,13 @@ impl SliceGpu {
     fn or_after_trimming<T>(self, bytes: u64, attempt: impl Fn() -> Result<T, Over>) -> Result<T, Status> {
         attempt().or_else(|_| {
             export::settle();
-            pool_charge::trim_all();
+            reserved::trim_all();
             attempt().map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))
         })
     }
 
     #[inline]
-    pub(super) fn release(self, bytes: u64) {
+    pub(crate) fn release(self, bytes: u64) {
         if let Some(mut balance) = self.lock() {
             balance.release(bytes);
         }
@@ -162,10 +164,10 @@ impl SliceGpu {
 }
 
 /// The holdings of this process on one GPU, locked: see the module's documentation.
-pub(super) struct Balance {
-    pub(super) holdings: Guard<'static, Holdings>,
+pub(crate) struct Balance {
+    pub(crate) holdings: Guard<'static, Holdings>,
     /// Made under the lock, so there is never more than one for this process and GPU.
-    pub(super) account: Account<'static>,
+    pub(crate) account: Account<'static>,
     gpu: SliceGpu,
 }
 
@@ -183,7 +185,7 @@ impl Balance {
     /// Charges the context if that has not been done: the driver's private tables make contexts without calling a hook.
     /// `asked_bytes` is what the program asks for, for the note about a refusal.
     #[inline]
-    pub(super) fn charge_context(&mut self, asked_bytes: u64) -> Result<(), Status> {
+    pub(crate) fn charge_context(&mut self, asked_bytes: u64) -> Result<(), Status> {
         self.reserve_context().map_err(|over| self.refuse(over, asked_bytes))
     }
 
@@ -194,13 +196,13 @@ impl Balance {
 
     /// Charges contexts until `contexts` of them are charged.
     #[inline]
-    pub(super) fn reserve_contexts(&mut self, contexts: u32) -> Result<(), Over> {
+    pub(crate) fn reserve_contexts(&mut self, contexts: u32) -> Result<(), Over> {
         let granules = self.context_granules();
         self.holdings.reserve_contexts(&mut self.account, contexts, granules)
     }
 
     /// Gives the memory of contexts back, but for `left` of them.
-    pub(super) fn release_contexts(&mut self, left: u32) {
+    pub(crate) fn release_contexts(&mut self, left: u32) {
         let granules = self.context_granules();
         self.holdings.release_contexts(&mut self.account, left, granules);
     }
@@ -214,7 +216,7 @@ impl Balance {
 
     /// Changes the charge for something from `before` to `now` granules. An error is growth that exceeds the limit: it is
     /// charged all the same, because it has happened.
-    pub(super) fn account_for(&mut self, before: u32, now: u32) -> Result<(), Over> {
+    pub(crate) fn account_for(&mut self, before: u32, now: u32) -> Result<(), Over> {
         if now <= before {
             self.account.release(before - now);
             return Ok(());
@@ -225,32 +227,32 @@ impl Balance {
         })
     }
 
-    pub(super) const fn process(&self) -> &'static Process {
+    pub(crate) const fn process(&self) -> &'static Process {
         self.gpu.process
     }
 
     /// What the slice may still take.
-    pub(super) fn room_granules(&self) -> u32 {
+    pub(crate) fn room_granules(&self) -> u32 {
         let (ledger, index) = (self.gpu.attachment.ledger(), self.gpu.index);
         let limit = ledger.gpus().get(index).map_or(0, |gpu| gpu.limit_granules());
         limit.saturating_sub(ledger.used(index))
     }
 
     /// Index of the GPU in the slice.
-    pub(super) const fn gpu(&self) -> usize {
+    pub(crate) const fn gpu(&self) -> usize {
         self.gpu.index
     }
 
     /// Notes a refusal for the agent, and returns the answer for the program.
     #[cold]
-    pub(super) fn refuse(&self, over: Over, asked_bytes: u64) -> Status {
+    pub(crate) fn refuse(&self, over: Over, asked_bytes: u64) -> Status {
         self.account.refused(over, asked_bytes);
         OUT_OF_MEMORY
     }
 }
 
 /// Memory that is charged and not allocated yet. Given back on drop, unless it was kept.
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     gpu: SliceGpu,
     bytes: u64,
 }
@@ -258,7 +260,7 @@ pub(super) struct Reservation {
 impl Reservation {
     /// Changes the reservation to what the driver really took.
     #[inline]
-    pub(super) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
+    pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
         if bytes == self.bytes {
             return Ok(());
         }
@@ -271,16 +273,16 @@ impl Reservation {
     }
 
     /// Index of the GPU in the slice.
-    pub(super) const fn gpu(&self) -> usize {
+    pub(crate) const fn gpu(&self) -> usize {
         self.gpu.index
     }
 
-    pub(super) const fn bytes(&self) -> u64 {
+    pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The allocation has been made: from now on it is charged until it is freed.
-    pub(super) fn keep(self) -> (usize, u64) {
+    pub(crate) fn keep(self) -> (usize, u64) {
         let kept = (self.gpu.index, self.bytes);
         core::mem::forget(self);
         kept
@@ -296,7 +298,7 @@ impl Drop for Reservation {
 
 /// Gives back what was charged for an allocation of this process.
 #[inline]
-pub(super) fn release(allocation: &Entry) {
+pub(crate) fn release(allocation: &Entry) {
     // Without a slot in the ledger nothing is charged, so there is nothing to give back.
     if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
         gpu.release(allocation.bytes());
@@ -305,7 +307,7 @@ pub(super) fn release(allocation: &Entry) {
 
 /// Gives back what was charged for linear memory of this process.
 #[inline]
-pub(super) fn release_linear(allocation: &Entry) {
+pub(crate) fn release_linear(allocation: &Entry) {
     if allocation.is_managed() {
         if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
             gpu.release_managed(allocation.bytes());
@@ -352,7 +354,7 @@ fn uuid(device: Device, function: &UuidFunction) -> Result<[u8; 16], Status> {
 }
 
 /// The slice's limit on a device; 0 if it is not of the slice or there is no ledger.
-pub(super) fn limit_granules(device: Device) -> u32 {
+pub(crate) fn limit_granules(device: Device) -> u32 {
     let limit = || {
         let process = process()?;
         Some(process.ledger()?.gpus().get(gpu_index(process, device).ok()?)?.limit_granules())

@@ -6,15 +6,16 @@
 
 use cantle_ledger::GRANULE_BYTES;
 
-use super::Address;
-use super::charge::{self, Reservation, SliceGpu};
+use super::charge;
+use super::charge::{Reservation, SliceGpu};
+use crate::cuda::Address;
 use crate::process::process;
 use crate::table::Entry;
 
 /// Charges the slab of an allocation that the driver has just made: false if that can't be recorded. A new slab gets `granule`, which
 /// was reserved for it.
 #[inline]
-pub(super) fn enter(gpu: SliceGpu, address: Address, granule: Reservation) -> bool {
+pub(crate) fn enter(gpu: SliceGpu, address: Address, granule: Reservation) -> bool {
     let one_more = |slab: &mut Entry| slab.context += 1;
     match gpu.process().slabs.join(Entry::new(key(address), 1, gpu.index, GRANULE_BYTES), one_more) {
         Ok(false) => {
@@ -28,7 +29,7 @@ pub(super) fn enter(gpu: SliceGpu, address: Address, granule: Reservation) -> bo
 
 /// An allocation has been freed, and perhaps its slab.
 #[inline]
-pub(super) fn leave(allocation: &Entry) {
+pub(crate) fn leave(allocation: &Entry) {
     let Some(process) = process() else { return };
     let last = process.slabs.remove_if(key(allocation.key), |slab| {
         slab.context = slab.context.saturating_sub(1);

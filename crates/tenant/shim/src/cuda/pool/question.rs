@@ -11,11 +11,11 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::charge::{Balance, SliceGpu};
-use super::pool::Pool;
-use super::pool_charge::UNSURE;
-use super::{SUCCESS, driver};
+use super::Pool;
+use super::reserved::UNSURE;
 use crate::capture_mode::RelaxedMode;
+use crate::cuda::alloc::charge::{Balance, SliceGpu};
+use crate::cuda::{SUCCESS, driver};
 use crate::process::Process;
 use crate::table::Entry;
 
@@ -30,17 +30,17 @@ const SPINS: u32 = 2000;
 
 /// What a pool has answered.
 #[derive(Clone, Copy)]
-pub(super) struct Answer {
-    pub(super) reserved_bytes: u64,
-    pub(super) used_bytes: u64,
+pub(crate) struct Answer {
+    pub(crate) reserved_bytes: u64,
+    pub(crate) used_bytes: u64,
     /// Nothing has made it old.
-    pub(super) is_current: bool,
+    pub(crate) is_current: bool,
     /// [`PoolCalls::ended_bytes`](crate::holdings::PoolCalls::ended_bytes) when the question was asked.
-    pub(super) ended_bytes: u64,
+    pub(crate) ended_bytes: u64,
 }
 
 /// Asks a pool, with no lock held, and locks its balance. `None` if the pool is not known, or does not answer.
-pub(super) fn ask(gpu: SliceGpu, pool: Pool, with_used: bool) -> Option<(Balance, Answer)> {
+pub(crate) fn ask(gpu: SliceGpu, pool: Pool, with_used: bool) -> Option<(Balance, Answer)> {
     let _turn = Turn::enter(gpu.process());
     let mut attempt = 1;
     loop {
@@ -89,14 +89,14 @@ impl Drop for Turn<'_> {
 const DOOMED: u64 = 1 << 63;
 
 /// While it lives, the pool is not destroyed.
-pub(super) struct Guest<'a> {
+pub(crate) struct Guest<'a> {
     process: &'a Process,
     pool: Pool,
 }
 
 impl<'a> Guest<'a> {
     /// `None` if the pool is not known, or may have gone with its context.
-    pub(super) fn enter(process: &'a Process, pool: Pool) -> Option<Self> {
+    pub(crate) fn enter(process: &'a Process, pool: Pool) -> Option<Self> {
         let key = pool as u64;
         let is_known = || process.pools.get(key).is_some_and(|known| known.context != UNSURE);
         if !is_known() {
@@ -118,7 +118,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Bytes that are in use.
-    pub(super) fn used_bytes(&self) -> Option<u64> {
+    pub(crate) fn used_bytes(&self) -> Option<u64> {
         let _relaxed = RelaxedMode::enter();
         self.attribute(USED)
     }
@@ -131,7 +131,7 @@ impl Drop for Guest<'_> {
             guests.context & !DOOMED == 0
         });
         if last.is_some_and(|last| last.context & DOOMED != 0)
-            && let Ok(destroy) = super::real::cuMemPoolDestroy.get()
+            && let Ok(destroy) = crate::cuda::real::cuMemPoolDestroy.get()
         {
             // SAFETY: the program has destroyed it, and was told so; nothing refers to it but this guest, the last one.
             unsafe { destroy(self.pool) };
@@ -140,6 +140,6 @@ impl Drop for Guest<'_> {
 }
 
 /// Whether a pool that is off the table has guests: then the last one destroys it.
-pub(super) fn is_left_to_guests(process: &Process, pool: Pool) -> bool {
+pub(crate) fn is_left_to_guests(process: &Process, pool: Pool) -> bool {
     process.pool_guests.update(pool as u64, |guests| guests.context |= DOOMED)
 }

@@ -9,9 +9,9 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::SUCCESS;
 use super::charge;
 use super::vmm::Handle;
+use crate::cuda::SUCCESS;
 use crate::function::Status;
 use crate::process::{Process, keeping_errno, process};
 use crate::table::Entry;
@@ -19,7 +19,7 @@ use crate::table::Entry;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. What the other kinds keep can't be looked at.
 const DESCRIPTOR: c_int = 1;
 
-pub(super) unsafe fn export(
+pub(crate) unsafe fn export(
     real: unsafe extern "C" fn(*mut c_void, Handle, c_int, u64) -> Status,
     shared: *mut c_void,
     handle: Handle,
@@ -55,12 +55,12 @@ fn note(process: &Process, handle: Handle, descriptor: c_int) {
 
 /// How many handles and mappings keep the memory of an entry. Its upper half is the key of the last descriptor.
 #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-pub(super) const fn count_of(memory: &Entry) -> u32 {
+pub(crate) const fn count_of(memory: &Entry) -> u32 {
     memory.context as u32
 }
 
 /// The last handle or mapping of `memory` has gone: gives back its charge, or keeps it as long as its descriptor is open.
-pub(super) fn release(process: &Process, memory: &Entry) {
+pub(crate) fn release(process: &Process, memory: &Entry) {
     let key = memory.context >> u32::BITS;
     if key == 0 || !keep(process, key, memory) {
         charge::release(memory);
@@ -84,7 +84,7 @@ fn keep(process: &Process, key: u64, memory: &Entry) -> bool {
 
 /// Gives back the charge for memory whose descriptor is closed.
 #[inline]
-pub(super) fn settle() {
+pub(crate) fn settle() {
     if let Some(process) = process().filter(|process| process.kept_by_descriptors.load(Relaxed) > 0) {
         settle_all(process);
     }

@@ -5,12 +5,12 @@
 
 use core::ffi::c_int;
 
-use super::Device;
+use crate::cuda::Device;
 
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Location {
+pub(crate) struct Location {
     kind: c_int,
     /// A union: an ordinal, a node of the host, or the bytes of a device and of a locality domain.
     id: c_int,
@@ -18,7 +18,7 @@ pub(super) struct Location {
 
 /// What a [`Location`] means for the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Memory of a GPU: charged there.
     Gpu(Device),
     /// Memory of the host, which is no part of a slice.
@@ -38,7 +38,7 @@ const HOST_NUMA_CURRENT: c_int = 4;
 const DEVICE_LOCALITY_DOMAIN: c_int = 6;
 
 impl Location {
-    pub(super) const fn place(self) -> Place {
+    pub(crate) const fn place(self) -> Place {
         match self.kind {
             INVALID => Place::Nowhere,
             DEVICE => Place::Gpu(self.id),
@@ -54,7 +54,7 @@ impl Location {
 
     /// Where memory of this allocation type (`CUmemAllocationType`) is that comes from a pool or a node of a graph. Managed memory moves between the
     /// host and GPUs, wherever it begins, so it is accounted for in neither.
-    pub(super) const fn place_of(self, allocation: c_int) -> Place {
+    pub(crate) const fn place_of(self, allocation: c_int) -> Place {
         if allocation == PINNED { self.place() } else { Place::Unknown }
     }
 }
@@ -68,10 +68,12 @@ mod tests {
     use std::string::{String, ToString as _};
     use std::vec::Vec;
 
-    use super::*;
-    use crate::cuda::{array, graph, graph_memory::Role};
+    use crate::cuda::alloc::array;
+    use crate::cuda::alloc::location::*;
+    use crate::cuda::graph;
+    use crate::cuda::graph::memory::Role;
 
-    const VALUES: &str = include_str!("../../data/cuda-values.txt");
+    const VALUES: &str = include_str!("../../../data/cuda-values.txt");
 
     /// The values of an enum: name, value, class.
     fn rows() -> BTreeMap<String, Vec<(String, u32, String)>> {

@@ -7,16 +7,16 @@ use core::ffi::{c_int, c_void};
 
 use cantle_ledger::{GRANULE_BYTES, MAX_GPUS};
 
-use super::charge::SliceGpu;
-use super::graph::Graph;
-use super::location::Place;
-use super::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool};
+use super::Graph;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::location::Place;
+use crate::cuda::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool};
 use crate::function::Status;
 use crate::list::{Full, List};
 
 /// What a node of a graph means for its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
     Allocates,
     /// `CU_GRAPH_NODE_TYPE_MEM_FREE`.
@@ -28,7 +28,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    pub(super) const fn of(kind: c_int) -> Self {
+    pub(crate) const fn of(kind: c_int) -> Self {
         match kind {
             4 => Self::Nests,
             10 => Self::Allocates,
@@ -46,7 +46,7 @@ const MAX_DEPTH: u32 = 16;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
 #[repr(C)]
-pub(super) struct AllocParameters {
+pub(crate) struct AllocParameters {
     pool: pool::Properties,
     rest_of_pool: [u64; 9],
     access: *const c_void,
@@ -66,26 +66,26 @@ struct Step {
 
 /// What a graph takes on one GPU of the slice.
 #[derive(Default, Clone, Copy)]
-pub(super) struct Take {
-    pub(super) device: Device,
-    pub(super) bytes: u64,
+pub(crate) struct Take {
+    pub(crate) device: Device,
+    pub(crate) bytes: u64,
 }
 
 /// What a graph takes on each GPU of the slice.
-pub(super) struct Takes {
-    pub(super) gpus: [Take; MAX_GPUS],
+pub(crate) struct Takes {
+    pub(crate) gpus: [Take; MAX_GPUS],
     /// The answer to a program whose graph can't be accounted for.
-    pub(super) refused: Option<Status>,
+    pub(crate) refused: Option<Status>,
     /// In the order of their addresses.
     steps: List<Step>,
 }
 
 impl Takes {
-    pub(super) const fn nothing() -> Self {
+    pub(crate) const fn nothing() -> Self {
         Self { gpus: [Take { device: 0, bytes: 0 }; MAX_GPUS], refused: None, steps: List::new() }
     }
 
-    pub(super) fn of(graph: Graph) -> Self {
+    pub(crate) fn of(graph: Graph) -> Self {
         let mut takes = Self::nothing();
         if takes.add_graph(graph, MAX_DEPTH).is_err() {
             takes.refused = Some(OUT_OF_MEMORY);
@@ -146,7 +146,7 @@ impl Takes {
 
     /// Calls `kept` with the address, the GPU and the size of memory that a launch leaves, and `other` with the addresses of memory that it frees
     /// and that is another graph's.
-    pub(super) fn each_left(
+    pub(crate) fn each_left(
         &self,
         mut kept: impl FnMut(Address, usize, u64),
         mut other: impl FnMut(Address),
@@ -247,7 +247,7 @@ fn child_of(node: Graph) -> Option<Graph> {
 mod tests {
     use std::vec::Vec;
 
-    use super::*;
+    use crate::cuda::graph::memory::*;
 
     const MIB: u64 = 1 << 20;
 

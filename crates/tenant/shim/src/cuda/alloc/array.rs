@@ -6,20 +6,21 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::charge::{self, SliceGpu};
-use super::memory::Width;
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, real};
+use super::charge;
+use super::charge::SliceGpu;
+use super::linear::Width;
+use crate::cuda::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, real};
 use crate::function::{Function, Status};
 use crate::holdings::SMALL_BYTES;
 use crate::process::process;
 use crate::table::Entry;
 
 /// `CUarray` or `CUmipmappedArray`.
-pub(super) type Array = *mut c_void;
+pub(crate) type Array = *mut c_void;
 
 /// `CUDA_ARRAY_DESCRIPTOR`, with sizes of either width.
 #[repr(C)]
-pub(super) struct Descriptor<S> {
+pub(crate) struct Descriptor<S> {
     width: S,
     height: S,
     format: c_int,
@@ -28,7 +29,7 @@ pub(super) struct Descriptor<S> {
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`, with sizes of either width.
 #[repr(C)]
-pub(super) struct Descriptor3d<S> {
+pub(crate) struct Descriptor3d<S> {
     width: S,
     height: S,
     depth: S,
@@ -43,19 +44,19 @@ const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;
 
 /// Whether the program maps memory into such an array, instead of the driver.
-pub(super) const fn is_mapped_by_program(flags: c_uint) -> bool {
+pub(crate) const fn is_mapped_by_program(flags: c_uint) -> bool {
     flags & (SPARSE | DEFERRED_MAPPING) != 0
 }
 
 /// Whether the depth counts layers.
-pub(super) const fn counts_layers(flags: c_uint) -> bool {
+pub(crate) const fn counts_layers(flags: c_uint) -> bool {
     flags & LAYERS != 0
 }
 
 /// `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
 #[derive(Default)]
-pub(super) struct Requirements {
+pub(crate) struct Requirements {
     bytes: usize,
     alignment: usize,
     reserved: [c_uint; 4],
@@ -168,7 +169,7 @@ impl Wanted {
 
 type Create<D> = unsafe extern "C" fn(*mut Array, *const D) -> Status;
 
-pub(super) unsafe fn create<S: Width>(
+pub(crate) unsafe fn create<S: Width>(
     real: Create<Descriptor<S>>,
     array: *mut Array,
     descriptor: *const Descriptor<S>,
@@ -184,7 +185,7 @@ pub(super) unsafe fn create<S: Width>(
     }
 }
 
-pub(super) unsafe fn create_3d<S: Width>(
+pub(crate) unsafe fn create_3d<S: Width>(
     real: Create<Descriptor3d<S>>,
     array: *mut Array,
     descriptor: *const Descriptor3d<S>,
@@ -196,7 +197,7 @@ pub(super) unsafe fn create_3d<S: Width>(
     }
 }
 
-pub(super) unsafe fn create_mipmapped(
+pub(crate) unsafe fn create_mipmapped(
     real: unsafe extern "C" fn(*mut Array, *const Descriptor3d<usize>, c_uint) -> Status,
     array: *mut Array,
     descriptor: *const Descriptor3d<usize>,
@@ -256,7 +257,7 @@ fn remember(array: Array, context: Context, reservation: charge::Reservation) ->
     true
 }
 
-pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Array) -> Status, array: Array) -> Status {
+pub(crate) unsafe fn destroy(real: unsafe extern "C" fn(Array) -> Status, array: Array) -> Status {
     // Removed first, as linear memory is: another thread may get the same handle once the driver has destroyed this one.
     let known = process().and_then(|process| process.arrays.remove(array as u64));
     // SAFETY: the call contract; the arguments are passed unchanged.

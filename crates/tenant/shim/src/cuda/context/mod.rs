@@ -4,11 +4,17 @@
 //! finds one (NVIDIA's runtime makes primary ones through a private table), and given back with it. Everything allocated in a context
 //! is freed with it.
 
+pub(crate) mod checkpoint;
+pub(crate) mod share;
+pub(crate) mod visible;
+
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::charge::{self, SliceGpu};
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use crate::cuda::alloc::charge;
+use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::pool::reserved;
 use crate::function::Status;
 use crate::gate;
 use crate::process::{Process, process};
@@ -202,9 +208,9 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_ended(gpu, device);
     if status == SUCCESS && !is_primary_active(device) {
-        pool_charge::forget(gpu.index);
+        reserved::forget(gpu.index);
     }
-    pool_charge::settle_all();
+    reserved::settle_all();
     status
 }
 

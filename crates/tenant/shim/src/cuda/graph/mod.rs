@@ -10,15 +10,18 @@
 //! No lock is held while the driver is asked, because a profiler's callback may call a hook meanwhile. An answer counts only if no launch has
 //! ended since it was asked for.
 
+pub(crate) mod memory;
+
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
 use cantle_ledger::{MAX_GPUS, Over, granules_holding};
 
-use super::charge::{Balance, SliceGpu};
-use super::graph_memory::{Take, Takes};
 use super::pool::{self, Stream};
-use super::{Address, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
+use super::{Address, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use crate::cuda::alloc::charge::{Balance, SliceGpu};
+use crate::cuda::graph::memory::{Take, Takes};
+use crate::cuda::pool::reserved;
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
@@ -256,7 +259,7 @@ fn reserve(gpu: SliceGpu, take: Take, left_bytes: u64) -> Result<Share, Status> 
     match attempt()? {
         Ok(share) => Ok(share),
         Err(_) => {
-            pool_charge::trim_all();
+            reserved::trim_all();
             attempt()?
                 .map_err(|over| gpu.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, take.bytes)))
         }
@@ -267,7 +270,7 @@ fn reserve(gpu: SliceGpu, take: Take, left_bytes: u64) -> Result<Share, Status> 
 fn share(balance: &mut Balance, bytes: u64, idle_bytes: u64) -> Result<Share, Over> {
     let claimed = &mut balance.holdings.graph_claimed_bytes;
     let claimed_bytes = bytes.min(idle_bytes.saturating_sub(*claimed));
-    let ahead = pool_charge::growth_granules(bytes - claimed_bytes);
+    let ahead = reserved::growth_granules(bytes - claimed_bytes);
     balance.account.reserve(ahead)?;
     *claimed = claimed.saturating_add(claimed_bytes);
     Ok(Share { ahead, claimed_bytes })

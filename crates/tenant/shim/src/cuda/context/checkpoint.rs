@@ -5,25 +5,25 @@ use core::ffi::{c_int, c_uint};
 
 use cantle_ledger::ANY_GPU;
 
-use super::INVALID_VALUE;
+use crate::cuda::INVALID_VALUE;
 use crate::function::Status;
 use crate::process::process;
 
 /// `CUcheckpointGpuPair`: the UUIDs of a GPU, and of the one that takes its place.
 #[repr(C)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     old: [u8; 16],
     new: [u8; 16],
 }
 
 /// The beginning of `CUcheckpointRestoreArgs`.
 #[repr(C)]
-pub(super) struct RestoreArguments {
+pub(crate) struct RestoreArguments {
     pairs: *const Pair,
     count: c_uint,
 }
 
-pub(super) unsafe fn restore(
+pub(crate) unsafe fn restore(
     real: unsafe extern "C" fn(c_int, *const RestoreArguments) -> Status,
     pid: c_int,
     arguments: *const RestoreArguments,
