@@ -25,7 +25,7 @@ HERE = {
 }
 # The tests that run the blocks of the other pages. An entry that is a reason has no path in front.
 ELSEWHERE = {
-    "docs/guide/usage.md": "tests/e2e/test_usage.py: the command with each option; crates/cli/src/cmd/usage/prices.rs: the price sheet",
+    "docs/guide/usage.md": "tests/e2e/test_usage.py: the command with each option; crates/cli/src/cmd/people/usage/prices.rs: the price sheet",
     "docs/guide/first-card.md": "tests/e2e/test_first_card.py: all",
     "docs/guide/install.md": "tests/packages/test_install.py: dpkg, rpm and pip in place of apt and dnf, which need a download site",
     "docs/guide/fleet.md": "tests/postgres/test_page.py: all on machines of their own, but copy (crates/service/store/tests/copy.rs); tests/chart has the values; make bench",

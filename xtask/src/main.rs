@@ -8,6 +8,7 @@ mod deps;
 mod dist;
 mod link_names;
 mod machine_path;
+mod paths;
 mod platform;
 mod quick;
 mod sizes;
@@ -23,7 +24,7 @@ use anyhow::{Context, Result, bail};
 use crate::platform::Platform;
 
 const USAGE: &str = "usage: cargo xtask <command>
-  arch          check who uses whom, what pure crates use, that public type names are unique, and that files are short
+  arch          check who uses whom, what pure crates use, that public type names are unique, that files are short, and that paths in texts exist
   commits       check the subjects of commits
   deps          check licenses and banned crates against deny.toml
   dist [shim|packages|packages-for-tests|demo] [--arch ARCH]
@@ -46,7 +47,10 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["arch"] => arch::check().and_then(|()| type_names::check()).and_then(|()| sizes::check()),
+        ["arch"] => arch::check()
+            .and_then(|()| type_names::check())
+            .and_then(|()| sizes::check())
+            .and_then(|()| paths::check()),
         ["commits"] => commits::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(dist::Build::Installed, Platform::OWN),
