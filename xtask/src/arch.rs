@@ -31,7 +31,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
     ("cli", &["agent", "server", "sim", "kube", "machine"]),
 ];
 
-/// The folders of `crates/` and what their crates may use besides each other: folders, or one crate of a folder.
+/// The directories of `crates/` and what their crates may use besides each other: directories, or one crate of a directory.
 const LAYERS: [(&str, &[&str]); 7] = [
     ("core", &[]),
     ("tenant", &[]),
@@ -45,7 +45,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
 /// What crates of `core` may use of others, and nothing else: no clock, randomness, network or runtime.
 const CORE_USES: &[&str] = &["postcard", "serde", "thiserror"];
 
-/// The same of crates without IO in other folders.
+/// The same of crates without IO in other directories.
 const PURE: [(&str, &[&str]); 4] = [
     ("sim", &["serde", "serde_json", "thiserror"]),
     // thiserror only for the agent's side (feature `std`); what the shim links is checked by verify-shim.
@@ -63,7 +63,7 @@ const PURE_BY_FEATURE: [(&str, &[&str]); 1] = [("clearml", &["serde", "serde_jso
 
 /// Where a crate is, and what of its dependencies is not allowed.
 struct Crates {
-    /// The folder of each crate.
+    /// The directory of each crate.
     layers: BTreeMap<String, String>,
 }
 
@@ -81,11 +81,11 @@ pub(crate) fn check() -> Result<()> {
     if !wrong.is_empty() {
         bail!("{} arrow(s) that docs/ARCHITECTURE.md does not have:\n  {}", wrong.len(), wrong.join("\n  "));
     }
-    println!("arch: {} crates in {} folders, every arrow allowed", crates.layers.len(), LAYERS.len());
+    println!("arch: {} crates in {} directories, every arrow allowed", crates.layers.len(), LAYERS.len());
     Ok(())
 }
 
-/// The name of a crate and its folder below `crates`.
+/// The name of a crate and its directory below `crates`.
 fn place(package: &Value) -> Option<(String, String)> {
     let name = package["name"].as_str().and_then(crate_of)?;
     let (_, path) = package["manifest_path"].as_str()?.rsplit_once("/crates/")?;
@@ -95,10 +95,10 @@ fn place(package: &Value) -> Option<(String, String)> {
 impl Crates {
     fn check_layers(&self, user: &str, package: &Value) -> Vec<String> {
         let Some(layer) = self.layers.get(user) else {
-            return vec![format!("{user}: not in a folder of crates/")];
+            return vec![format!("{user}: not in a directory of crates/")];
         };
         let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| name == layer) else {
-            return vec![format!("{user}: crates/{layer} is not a folder of docs/ARCHITECTURE.md")];
+            return vec![format!("{user}: crates/{layer} is not a directory of docs/ARCHITECTURE.md")];
         };
         let others = normal(package).filter_map(|(name, _)| crate_of(name));
         let places = others.filter_map(|other| Some((other, self.layers.get(other)?)));
@@ -107,7 +107,7 @@ impl Crates {
                 let one = format!("{place}/{other}");
                 *place != layer && !allowed.iter().any(|each| each == place || *each == one)
             })
-            .map(|(other, place)| format!("{layer}/{user} → {place}/{other} (by their folders)"))
+            .map(|(other, place)| format!("{layer}/{user} → {place}/{other} (by their directories)"))
             .collect()
     }
 
@@ -214,15 +214,15 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_uses_only_the_folders_below_it() {
+    fn a_directory_uses_only_the_directories_below_it() {
         let uses = |name: &str| serde_json::json!({"dependencies": [{"name": name, "kind": null}]});
         let wrong = |user: &str, name: &str| crates().check_layers(user, &uses(name));
         assert_eq!(wrong("sched", "cantle-model"), [""; 0]);
-        assert_eq!(wrong("agent", "cantle-clearml"), [""; 0], "one crate of a folder");
-        assert_eq!(wrong("agent", "cantle-store"), ["node/agent → service/store (by their folders)"]);
-        assert_eq!(wrong("sched", "cantle-clearml"), ["core/sched → service/clearml (by their folders)"]);
-        assert_eq!(wrong("agent", "cantle-simgpu"), ["node/agent → sim/simgpu (by their folders)"]);
-        assert_eq!(wrong("flat", "cantle-model"), ["flat: not in a folder of crates/"]);
+        assert_eq!(wrong("agent", "cantle-clearml"), [""; 0], "one crate of a directory");
+        assert_eq!(wrong("agent", "cantle-store"), ["node/agent → service/store (by their directories)"]);
+        assert_eq!(wrong("sched", "cantle-clearml"), ["core/sched → service/clearml (by their directories)"]);
+        assert_eq!(wrong("agent", "cantle-simgpu"), ["node/agent → sim/simgpu (by their directories)"]);
+        assert_eq!(wrong("flat", "cantle-model"), ["flat: not in a directory of crates/"]);
     }
 
     #[test]

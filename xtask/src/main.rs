@@ -6,6 +6,7 @@ mod build_shim;
 mod commits;
 mod deps;
 mod dist;
+mod file_names;
 mod link_names;
 mod machine_path;
 mod paths;
@@ -50,7 +51,8 @@ fn main() -> ExitCode {
         ["arch"] => arch::check()
             .and_then(|()| type_names::check())
             .and_then(|()| sizes::check())
-            .and_then(|()| paths::check()),
+            .and_then(|()| paths::check())
+            .and_then(|()| file_names::check()),
         ["commits"] => commits::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(dist::Build::Installed, Platform::OWN),
@@ -100,6 +102,15 @@ fn root() -> PathBuf {
 #[expect(clippy::disallowed_methods, reason = "cargo's own variable")]
 fn target_dir() -> PathBuf {
     std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from)
+}
+
+/// The tracked files that match one of `git`'s patterns, relative to the root.
+fn sources(pattern: &str) -> Result<Vec<String>> {
+    let mut git = Command::new("git");
+    git.args(["ls-files", "-z", "--"]).args(pattern.split_whitespace()).current_dir(root());
+    let output = git.output().context("cannot start git")?;
+    let names = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
+    Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }
 
 /// Runs a program in the root; its failure is an error that names it.

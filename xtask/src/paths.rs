@@ -1,28 +1,19 @@
 //! Checks that each file and directory of `crates` that a page, a comment or a test names is there.
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-const TEXTS: [&str; 7] = ["*.md", "*.rs", "*.py", "*.sh", "*.toml", "*.yaml", "*.ts"];
+/// The texts of this program make up names.
+const TEXTS: &str = "*.md *.rs *.py *.sh *.toml *.yaml *.ts :!xtask";
 
 /// Fails with each place that names a path that is not there.
 pub(crate) fn check() -> Result<()> {
     let root = crate::root();
-    let output = Command::new("git")
-        .args(["ls-files", "-z", "--"])
-        .args(TEXTS)
-        // Its tests make up names; older releases had other paths.
-        .args([":!xtask", ":!CHANGELOG.md"])
-        .current_dir(&root)
-        .output()
-        .context("cannot start git")?;
-    let names = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
     let (mut seen, mut missing) = (0, Vec::new());
-    for name in names.split('\0').filter(|name| !name.is_empty()) {
+    for name in crate::sources(TEXTS)? {
         // A file that is deleted, but not yet in the index, names nothing.
-        let text = std::fs::read_to_string(root.join(name)).unwrap_or_default();
+        let text = std::fs::read_to_string(root.join(&name)).unwrap_or_default();
         for (at, line) in text.lines().enumerate() {
             for path in paths(line) {
                 seen += 1;

@@ -1,30 +1,22 @@
 //! Checks the length of source files. Clippy checks the length of functions (`clippy.toml`).
 
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 /// A file of the sources has fewer lines than this (CONTRIBUTING.md).
 const LINES: usize = 500;
 
 /// What is written by hand, in every language of the repository.
-const SOURCES: [&str; 8] = ["*.rs", "*.py", "*.ts", "*.tsx", "*.mjs", "*.c", "*.h", "*.sh"];
+const SOURCES: &str = "*.rs *.py *.ts *.tsx *.mjs *.c *.h *.sh";
 
 /// Fails with the files that are too long.
 pub(crate) fn check() -> Result<()> {
-    let output = Command::new("git")
-        .args(["ls-files", "-z", "--"])
-        .args(SOURCES)
-        .current_dir(crate::root())
-        .output()
-        .context("cannot start git")?;
-    let names = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
     let mut long = Vec::new();
     let mut files = 0;
-    for name in names.split('\0').filter(|name| !name.is_empty()) {
+    for name in crate::sources(SOURCES)? {
         files += 1;
-        let lines = lines(&crate::root().join(name));
+        let lines = lines(&crate::root().join(&name));
         if lines >= LINES {
             long.push(format!("{name}: {lines} lines"));
         }

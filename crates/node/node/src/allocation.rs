@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_decide::Offer;
 use cantle_driver::{Activation, Driver, DriverError, Installation};
-use cantle_ledger::host::LIMITS_FILE;
+use cantle_ledger::LIMITS_FILE;
 use cantle_mig::{Table, grant};
 use cantle_model::{
     AllocatedPart, ComputeRequest, Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId,

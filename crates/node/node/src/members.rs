@@ -16,7 +16,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use cantle_ledger::host::USAGE_FILE;
+use cantle_ledger::USAGE_FILE;
 use cantle_model::{Enforcement, Lease, LeaseId};
 use cantle_runtime::{Cgroup, parent_of};
 

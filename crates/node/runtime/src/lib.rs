@@ -71,7 +71,7 @@ pub const COVER_IMAGE_COMMAND: &str = "__cover-image";
 /// Is this process itself inside a slice? Then a task started from here would be confined twice.
 #[must_use]
 pub fn inside_slice() -> bool {
-    let mounted = std::path::Path::new(sandbox::SLICE_DIR).join("limits").exists();
+    let mounted = std::path::Path::new(sandbox::SLICE_DIR).join(cantle_ledger::LIMITS_FILE).exists();
     // Preloaded tasks have no such directory. The variable decides nothing but this.
     mounted || std::env::var_os(environment::SLICE).is_some()
 }

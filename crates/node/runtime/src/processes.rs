@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use cantle_ledger::USAGE_FILE;
 use cantle_model::Holder;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
@@ -14,7 +15,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
-use crate::sandbox::USAGE_FILE;
+use crate::sandbox::SLICE_DIR;
 
 /// How often a condition is polled that the kernel does not announce.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -265,7 +266,9 @@ fn boot_id() -> String {
 }
 
 fn usage_seen_by(pid: u32) -> Option<FileId> {
-    FileId::of(&Path::new(&format!("/proc/{pid}/root")).join(USAGE_FILE.trim_start_matches('/')))
+    FileId::of(
+        &Path::new(&format!("/proc/{pid}/root")).join(SLICE_DIR.trim_start_matches('/')).join(USAGE_FILE),
+    )
 }
 
 pub(crate) fn pid_of(holder: &Holder) -> Pid {

@@ -209,7 +209,10 @@ impl FirstProcess {
     ) -> Result<Spawned, StartError> {
         let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let root = or_nobody(self.pid);
-        let usage = self.is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
+        let usage = self
+            .is_apart
+            .then(|| FileId::of(&spec.confinement.slice_dir.join(cantle_ledger::USAGE_FILE)))
+            .flatten();
         let scope = Scope { cgroup, ..Scope::below(root, root, usage) };
         let (go, reports, user) = (self.go, &mut self.reports, spec.user.as_ref());
         let started = record(&scope, &self.backend).and_then(|()| {

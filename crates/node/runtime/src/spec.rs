@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use cantle_ledger::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, USAGE_FILE};
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
@@ -107,9 +108,9 @@ impl Confinement {
 
     /// The files of the slice's accounting that the task needs, and whether each is read-only to it.
     pub(crate) fn slice_files(&self) -> Vec<(&'static str, bool)> {
-        let mut files = vec![("limits", true), ("usage", false)];
+        let mut files = vec![(LIMITS_FILE, true), (USAGE_FILE, false)];
         if self.gate {
-            files.extend([("grant", true), ("launches", false)]);
+            files.extend([(GRANT_FILE, true), (LAUNCHES_FILE, false)]);
         }
         files
     }

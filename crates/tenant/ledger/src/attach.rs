@@ -18,6 +18,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
+use crate::file_names;
 use crate::layout::{
     ANY_GPU, GpuEntry, GpuTotal, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, RegionGpu, Slot, UsageRegion,
     Uuid, freed, owner_pid, taken,
@@ -74,13 +75,13 @@ impl Ledger {
     /// # Errors
     /// [`OpenError`] if a file is missing, truncated, or not cantle's.
     pub fn open(dir: &CStr) -> Result<Self, OpenError> {
-        let usage_path = Path::join(dir, c"usage")?;
+        let usage_path = Path::join(dir, file_names::USAGE)?;
         let fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;
         Self::map(dir, usage_path, &fd)
     }
 
     fn map(dir: &CStr, usage_path: Path, usage: &Fd) -> Result<Self, OpenError> {
-        let limits = map::limits(Path::join(dir, c"limits")?.as_c_str())?;
+        let limits = map::limits(Path::join(dir, file_names::LIMITS)?.as_c_str())?;
         Ok(Self { limits, usage: map::usage(usage)?, usage_path })
     }
 
@@ -171,7 +172,7 @@ impl Attachment {
     /// # Errors
     /// [`OpenError`]; the slice can't be accounted for then, and nothing should be allocated.
     pub fn new(dir: &CStr) -> Result<Self, OpenError> {
-        let usage_path = Path::join(dir, c"usage")?;
+        let usage_path = Path::join(dir, file_names::USAGE)?;
         let mut fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;
         let ledger = Ledger::map(dir, usage_path, &fd)?;
         if !ledger.usage.keep_from_children() {

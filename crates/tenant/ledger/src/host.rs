@@ -9,7 +9,8 @@ use std::vec;
 use std::vec::Vec;
 use std::{format, io};
 
-use crate::compute::{self, GRANT_FILE, LAUNCHES_FILE};
+use crate::compute;
+use crate::file_names::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, USAGE_FILE};
 use crate::layout::{
     LEASE_BYTES, LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, Uuid, VERSION,
 };
@@ -17,11 +18,6 @@ use crate::map::OpenError;
 pub use crate::observer::{GpuUse, Observer, ProcessUse, SliceUse};
 use crate::protocol;
 use core::mem::offset_of;
-
-/// Names of the two files in a slice's directory.
-pub const LIMITS_FILE: &str = "limits";
-/// See [`LIMITS_FILE`].
-pub const USAGE_FILE: &str = "usage";
 
 /// The limit of a slice on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
 use crate::attach::{Uses, is_any_locked};
-use crate::host::{HostError, LIMITS_FILE, USAGE_FILE};
+use crate::file_names::{LIMITS_FILE, USAGE_FILE};
+use crate::host::HostError;
 use crate::layout::{
     CLOSED, GpuEntry, LEASE_BYTES, LimitsRegion, MAX_GPUS, MAX_REFUSALS, MAX_SLOTS, Refusal, Region,
     RegionGpu, Slot, UsageRegion, Uuid, owner_pid,
@@ -122,7 +123,7 @@ impl Observer {
     /// # Errors
     /// [`HostError::Open`] if the tenant has damaged `usage`.
     pub fn snapshot(&self) -> Result<SliceUse, HostError> {
-        let (limits, usage) = (self.limits()?, self.copy(Wanted::Slots)?);
+        let (limits, usage) = (self.limits()?, self.copy(ReadExtent::Slots)?);
         let count = limits.gpus().len();
         let processes: Vec<ProcessUse> =
             (0..usage.touched()).filter_map(|number| self.process(&usage, number, count)).collect();
@@ -168,14 +169,14 @@ impl Observer {
     }
 
     /// A copy of `usage`; the slots are left out unless they are wanted.
-    fn copy(&self, wanted: Wanted) -> Result<Box<UsageRegion>, HostError> {
+    fn copy(&self, wanted: ReadExtent) -> Result<Box<UsageRegion>, HostError> {
         // SAFETY: `UsageRegion: Region`, so zero bytes are a valid value.
         let mut copy = unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
         self.fill(&self.usage, &mut *copy, 0, offset_of!(UsageRegion, slots))?;
         if !copy.is_ours() {
             return Err(self.damaged(OpenError::Unknown));
         }
-        if wanted == Wanted::Slots {
+        if wanted == ReadExtent::Slots {
             let length = copy.touched() as usize * size_of::<Slot>();
             self.fill(&self.usage, &mut *copy, offset_of!(UsageRegion, slots), length)?;
         }
@@ -208,7 +209,7 @@ impl Observer {
     /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing, which
     /// shows as a gap in the numbers. None from a region that the tenant has damaged.
     pub fn new_refusals(&mut self) -> Vec<Refusal> {
-        let Ok(usage) = self.copy(Wanted::Head) else { return Vec::new() };
+        let Ok(usage) = self.copy(ReadExtent::Head) else { return Vec::new() };
         let count = usage.refusal_count.load(Ordering::Relaxed);
         let first = self.refusals_read.max(count.saturating_sub(MAX_REFUSALS as u64));
         self.refusals_read = count;
@@ -300,7 +301,7 @@ fn lease(limits: &LimitsRegion) -> String {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum ReadExtent {
     Head,
     Slots,
 }

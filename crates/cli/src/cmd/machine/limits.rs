@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cantle_clearml::cantle::ComputeView;
+use cantle_ledger::LIMITS_FILE;
 use cantle_ledger::host::Observer;
 use cantle_model::Bytes;
 use cantle_node::compute_use;
@@ -89,10 +90,10 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
 #[expect(clippy::disallowed_methods, reason = "written by cantle's own runtime for this task")]
 fn slice_dir() -> Option<PathBuf> {
     let mounted = Path::new("/run/cantle/slice");
-    if mounted.join("limits").exists() {
+    if mounted.join(LIMITS_FILE).exists() {
         return Some(mounted.to_owned());
     }
-    std::env::var("CANTLE_SLICE_DIR").ok().map(PathBuf::from).filter(|dir| dir.join("limits").exists())
+    std::env::var("CANTLE_SLICE_DIR").ok().map(PathBuf::from).filter(|dir| dir.join(LIMITS_FILE).exists())
 }
 
 fn gpu_name(uuid: &cantle_ledger::Uuid) -> String {

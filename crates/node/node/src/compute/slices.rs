@@ -5,8 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 
 use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare};
+use cantle_ledger::GRANT_FILE;
 use cantle_ledger::Uuid;
-use cantle_ledger::compute::{GRANT_FILE, GrantTerms, LaunchWatch, read_grant};
+use cantle_ledger::compute::{GrantTerms, LaunchWatch, read_grant};
 use cantle_model::LeaseId;
 
 use crate::launch::grant_terms;

@@ -49,7 +49,7 @@ impl Container {
         output: ContainerOutput,
     ) -> Result<Self, StartError> {
         let pid = pid_of(&docker, &at.id).await?;
-        let usage = FileId::of(&spec.confinement.slice_dir.join("usage"));
+        let usage = FileId::of(&spec.confinement.slice_dir.join(cantle_ledger::USAGE_FILE));
         // The engine's own process for this container is the parent of every process that enters it, `docker exec`
         // included. A task that has ended already has neither; no other process may be mistaken for it.
         let nobody = cantle_model::Holder { pid: 0, start_ticks: u64::MAX };

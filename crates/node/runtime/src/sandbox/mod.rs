@@ -38,7 +38,6 @@ use mounts::{step, tmpfs, unless_hidden};
 pub(crate) const CANTLE_DIR: &str = "/run/cantle";
 /// The directory in which the shim looks for the slice's accounting.
 pub(crate) const SLICE_DIR: &str = "/run/cantle/slice";
-pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
 pub(crate) const REAL_DIR: &str = "/run/cantle/real";
 /// The workspace of a task that has one.
 pub(crate) const WORKSPACE_DIR: &str = "/run/cantle/work";

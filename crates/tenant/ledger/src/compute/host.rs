@@ -19,14 +19,10 @@ use super::layout::{
 };
 use crate::Uuid;
 use crate::attach::is_any_locked;
+use crate::file_names::{GRANT_FILE, LAUNCHES_FILE};
 use crate::host::{HostError, put};
 use crate::map::{Fd, OpenError};
 use grant::Grant;
-
-/// Names of the two files in a slice's directory.
-pub const GRANT_FILE: &str = "grant";
-/// See [`GRANT_FILE`].
-pub const LAUNCHES_FILE: &str = "launches";
 
 /// A thread that was last seen waiting longer ago does not wait any more. Waiting threads refresh this every few
 /// milliseconds.

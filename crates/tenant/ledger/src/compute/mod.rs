@@ -14,15 +14,13 @@ mod layout;
 mod tenant;
 
 #[cfg(feature = "std")]
-pub use host::{
-    GRANT_FILE, GrantTerms, LAUNCHES_FILE, LaunchSums, LaunchWatch, create_grant, read_grant, run_first,
-};
+pub use host::{GrantTerms, LaunchSums, LaunchWatch, create_grant, read_grant, run_first};
 pub(crate) use layout::VERSION;
 pub use layout::{MAX_THREADS, ThreadSlot};
-/// The length of [`LAUNCHES_FILE`].
+/// The length of [`LAUNCHES_FILE`](crate::LAUNCHES_FILE).
 #[cfg(feature = "std")]
 pub(crate) const LAUNCHES_BYTES: usize = size_of::<layout::LaunchesRegion>();
-/// The length of [`GRANT_FILE`].
+/// The length of [`GRANT_FILE`](crate::GRANT_FILE).
 #[cfg(feature = "std")]
 pub(crate) const GRANT_BYTES: usize = size_of::<layout::GrantRegion>();
 pub use tenant::{GATE_STALE_NS, GatePage};

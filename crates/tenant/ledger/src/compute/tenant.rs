@@ -9,6 +9,7 @@ use super::layout::{
     ThreadSlot, VERSION,
 };
 use crate::attach::{Path, lock, unlock};
+use crate::file_names;
 use crate::map::{Fd, Mapping, OpenError};
 
 /// An arbiter without a heartbeat for this long no longer delays launches: every gate counts as open.
@@ -32,13 +33,13 @@ impl GatePage {
     /// [`OpenError`] if a file is missing or unknown, or there is no block left.
     pub fn open(dir: &CStr) -> Result<Self, OpenError> {
         let grant = Mapping::<GrantRegion>::new(
-            &Fd::open(Path::join(dir, c"grant")?.as_c_str(), libc::O_RDONLY)?,
+            &Fd::open(Path::join(dir, file_names::GRANT)?.as_c_str(), libc::O_RDONLY)?,
             false,
         )?;
         if grant.magic != GRANT_MAGIC || grant.version != VERSION {
             return Err(OpenError::Unknown);
         }
-        let fd = Fd::open(Path::join(dir, c"launches")?.as_c_str(), libc::O_RDWR)?;
+        let fd = Fd::open(Path::join(dir, file_names::LAUNCHES)?.as_c_str(), libc::O_RDWR)?;
         let launches = Mapping::<LaunchesRegion>::new(&fd, true)?;
         let known =
             launches.magic.load(Relaxed) == LAUNCHES_MAGIC && launches.version.load(Relaxed) == VERSION;
@@ -155,7 +156,7 @@ impl GatePage {
 /// Closes `fd` if the lock on `number` survives that. If not, a fresh descriptor takes it and stays open.
 fn held_by_mapping(dir: &CStr, fd: Fd, number: u32) -> Result<bool, OpenError> {
     drop(fd);
-    let again = Fd::open(Path::join(dir, c"launches")?.as_c_str(), libc::O_RDWR)?;
+    let again = Fd::open(Path::join(dir, file_names::LAUNCHES)?.as_c_str(), libc::O_RDWR)?;
     if crate::attach::is_any_locked(&again, number..number + 1) {
         return Ok(true);
     }

@@ -1,0 +1,24 @@
+//! The names of the files in a slice's directory. Host and tenant have them from here, so that they cannot differ.
+
+use core::ffi::CStr;
+
+/// The limits of the slice; the agent writes the file, and tasks map it read-only.
+pub const LIMITS_FILE: &str = text(LIMITS);
+/// What each process of the slice uses; all of them write it.
+pub const USAGE_FILE: &str = text(USAGE);
+/// What the arbiter grants the slice; tasks map it read-only.
+pub const GRANT_FILE: &str = text(GRANT);
+/// What the slice's processes tell the arbiter.
+pub const LAUNCHES_FILE: &str = text(LAUNCHES);
+
+pub(crate) const LIMITS: &CStr = c"limits";
+pub(crate) const USAGE: &CStr = c"usage";
+pub(crate) const GRANT: &CStr = c"grant";
+pub(crate) const LAUNCHES: &CStr = c"launches";
+
+const fn text(name: &'static CStr) -> &'static str {
+    match name.to_str() {
+        Ok(name) => name,
+        Err(_) => panic!("a file name that is not UTF-8"),
+    }
+}
