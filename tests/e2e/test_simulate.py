@@ -72,7 +72,7 @@ def test_waiting(cantle, trace):
 def test_pictures(cantle, trace, tmp_path):
     for words in ([], ["--dynamic", "--cluster-gpus", 4]):
         path = tmp_path / "picture.svg"
-        cantle.cli("simulate", *trace, *words, "--svg", path, "--beside", "bestfit,fgd")
+        cantle.cli("simulate", *trace, *words, "--svg", path, "--compare-with", "bestfit,fgd")
         svg = xml.etree.ElementTree.parse(path).getroot()
         lines = [line.get("points").split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")]
         assert len(lines) == 3 and all(len(points) > 10 for points in lines)

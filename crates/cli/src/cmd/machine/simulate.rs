@@ -61,8 +61,8 @@ struct ReplayArgs {
     #[arg(long, value_name = "FILE", requires = "trace")]
     svg: Option<PathBuf>,
     /// Policies to compare with in the chart, e.g. bestfit,fgd
-    #[arg(long, value_name = "P", requires = "svg", value_delimiter = ',')]
-    beside: Vec<ReplayPolicy>,
+    #[arg(long, value_name = "P", requires = "svg", value_delimiter = ',', alias = "beside")]
+    compare_with: Vec<ReplayPolicy>,
 }
 
 /// Format of a trace.
@@ -113,7 +113,7 @@ fn fill(context: &Context, args: &ReplayArgs, trace: &Trace) -> CommandResult {
     let mut filled = vec![fill_with(args, trace, args.policy)];
     let figures = filled[0].figures.clone();
     if let Some(path) = &args.svg {
-        filled.extend(args.beside.iter().map(|policy| fill_with(args, trace, *policy)));
+        filled.extend(args.compare_with.iter().map(|policy| fill_with(args, trace, *policy)));
         write(path, &picture::allocation(&filled))?;
     }
     if context.printer.format == Format::Json {
@@ -148,7 +148,7 @@ fn in_words(figures: &Figures) -> String {
 fn come_and_go(context: &Context, args: &ReplayArgs, trace: &Trace) -> CommandResult {
     let mut waits = vec![waits_with(args, trace, args.policy)?];
     if let Some(path) = &args.svg {
-        for policy in &args.beside {
+        for policy in &args.compare_with {
             waits.push(waits_with(args, trace, *policy)?);
         }
         write(path, &picture::waiting(&waits))?;
