@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 pub(crate) use places::Guest;
-use places::{Place, Places};
+use places::{ConnectionSlot, ConnectionSlots};
 
 /// Connections at once.
 const CONNECTIONS: usize = 512;
@@ -44,10 +44,10 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
     }
 }
 
-/// Accepts connections; see [`Places`]. With TLS a connection comes in when its handshake is done; meanwhile it takes its place.
+/// Accepts connections; see [`ConnectionSlots`]. With TLS a connection comes in when its handshake is done; meanwhile it takes its place.
 pub(crate) struct Door {
     listener: TcpListener,
-    places: Places,
+    places: ConnectionSlots,
     /// The certificate that new connections are shown; none: plain HTTP.
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
     handshakes: JoinSet<Option<(Connection, SocketAddr)>>,
@@ -61,7 +61,7 @@ impl Door {
         tls: Option<watch::Receiver<Arc<ServerConfig>>>,
     ) -> io::Result<Self> {
         let listener = TcpListener::from_std(listener)?;
-        Ok(Self { listener, places: Places::new(CONNECTIONS), tls, handshakes: JoinSet::new() })
+        Ok(Self { listener, places: ConnectionSlots::new(CONNECTIONS), tls, handshakes: JoinSet::new() })
     }
 }
 
@@ -126,11 +126,11 @@ impl Io for TlsStream<TcpStream> {}
 pub(crate) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
-    place: Place,
+    place: ConnectionSlot,
 }
 
 impl Connection {
-    fn new(stream: Stream, place: Place) -> Self {
+    fn new(stream: Stream, place: ConnectionSlot) -> Self {
         Self { stream, deadline: Box::pin(tokio::time::sleep(STRANGER)), place }
     }
 

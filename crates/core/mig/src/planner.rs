@@ -70,12 +70,12 @@ pub struct Decision {
 /// Decides where instances go, given how often each profile is requested.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planner {
-    known: Vec<Known>,
+    known: Vec<TableFacts>,
 }
 
 /// What is known about GPUs with one table.
 #[derive(Clone, Debug, PartialEq)]
-struct Known {
+struct TableFacts {
     table: Arc<Table>,
     /// How often each profile is requested, by position.
     weights: Vec<f64>,
@@ -92,7 +92,7 @@ impl Planner {
             if planner.known(table).is_none() {
                 let weights = weights(table, demand);
                 let layouts = Layouts::of(table, &weights);
-                planner.known.push(Known { table: Arc::clone(table), weights, layouts });
+                planner.known.push(TableFacts { table: Arc::clone(table), weights, layouts });
             }
         }
         planner
@@ -108,7 +108,7 @@ impl Planner {
         if let [only] = gpus {
             return self.on_one(0, only, name);
         }
-        let known: Vec<Option<&Known>> = gpus.iter().map(|gpu| self.known(&gpu.table)).collect();
+        let known: Vec<Option<&TableFacts>> = gpus.iter().map(|gpu| self.known(&gpu.table)).collect();
         let weight = |at: usize, profile: usize| {
             known[at].map_or_else(|| gpus[at].table.expected(profile), |known| known.weights[profile])
         };
@@ -141,7 +141,7 @@ impl Planner {
         Some(Decision { gpu: at, profile, start, action })
     }
 
-    fn known(&self, table: &Arc<Table>) -> Option<&Known> {
+    fn known(&self, table: &Arc<Table>) -> Option<&TableFacts> {
         self.known.iter().find(|known| Arc::ptr_eq(&known.table, table) || known.table == *table)
     }
 }

@@ -13,8 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::claims::{Claims, Handover};
-use crate::doorbell::Doorbell;
-use crate::entry::{Entry, OwnTasks};
+use crate::entry::{LeasedTask, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
 use crate::listener::Listener;
@@ -23,6 +22,7 @@ use crate::release::{Ended, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
 use crate::visitors::serve_visitors;
+use crate::wakeups::Wakeups;
 use crate::{AgentConfig, AgentError, setup};
 
 /// The longest time that a pass may take to end when the daemon has to stop.
@@ -40,7 +40,7 @@ pub(crate) struct Agent {
     executor: Executor,
     reporter: Reporter,
     backoff: Backoff,
-    doorbell: Doorbell,
+    wakeups: Wakeups,
     visitors: Listener,
     /// The GPUs are this agent's.
     claim: GpuClaim,
@@ -124,7 +124,7 @@ impl Agent {
     pub(crate) fn new(env: Environment, claim: GpuClaim, history: History) -> Self {
         let env = Arc::new(env);
         let executor = Executor::new(&env);
-        let (doorbell, visitors) = (Doorbell::new(&env), serve_visitors(&env));
+        let (wakeups, visitors) = (Wakeups::new(&env), serve_visitors(&env));
         Self {
             env,
             planner: Planner::new(history),
@@ -132,7 +132,7 @@ impl Agent {
             executor,
             reporter: Reporter::default(),
             backoff: Backoff::default(),
-            doorbell,
+            wakeups,
             visitors,
             claim,
             driver_replaced: false,
@@ -141,9 +141,9 @@ impl Agent {
 
     /// Closes the driver, then releases the claim on its GPUs: who waits for that finds it closed.
     async fn close(self) -> Result<(), AgentError> {
-        let Self { env, executor, doorbell, visitors, claim, .. } = self;
+        let Self { env, executor, wakeups, visitors, claim, .. } = self;
         let node = env.node.clone();
-        doorbell.close().await;
+        wakeups.close().await;
         visitors.close().await;
         drop((executor, env));
         Ok(claim.release(&node)?)
@@ -153,7 +153,7 @@ impl Agent {
         let mut poll = interval(self.env.config.poll);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.doorbell.set_room(self.has_room());
+            self.wakeups.set_room(self.has_room());
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ended::Stopped,
@@ -164,7 +164,7 @@ impl Agent {
                     tracing::warn!("the driver stays open: tasks run here");
                 }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
-                () = self.doorbell.rung() => {}
+                () = self.wakeups.woken() => {}
                 // More output of a task that has ended; what else there is to do comes in between.
                 () = std::future::ready(()), if self.reporter.is_behind() && self.backoff.is_due() => {}
                 _ = poll.tick() => {}
@@ -216,7 +216,7 @@ impl Agent {
         let has_ended = dir.outcome()?.is_some();
         // The server repeats its request; the task may be in its abort callback.
         let stop = dir.stop()?.filter(|stop| !stop.is_told());
-        let mut entry = Entry::new(dir, job, stop);
+        let mut entry = LeasedTask::new(dir, job, stop);
         entry.take_over()?;
         if has_ended {
             self.reporter.take(entry);

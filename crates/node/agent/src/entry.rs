@@ -18,7 +18,7 @@ use crate::task_user::remove_workspace;
 
 /// A task under a lease. The claims pass it to the executor, and the executor to the reporter. The part that owns it
 /// decides about it.
-pub(crate) struct Entry {
+pub(crate) struct LeasedTask {
     /// Its files.
     pub(crate) dir: TaskFiles,
     /// The contents of its `job.json`.
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     sent_bytes: AtomicU64,
 }
 
-impl Entry {
+impl LeasedTask {
     pub(crate) fn new(dir: TaskFiles, job: TaskRecord, stop: Option<Stop>) -> Self {
         let sent_bytes = AtomicU64::new(dir.sent_bytes());
         Self { dir, job, stop, outcome: None, names_former_agent: false, sent_bytes }
@@ -56,7 +56,7 @@ impl Entry {
         Ok(())
     }
 
-    /// See [`Entry::take_over`].
+    /// See [`LeasedTask::take_over`].
     pub(crate) fn take_over_again(&mut self) {
         if self.names_former_agent
             && let Err(error) = self.take_over()
@@ -136,7 +136,7 @@ impl Entry {
 pub(crate) struct Tasks<T>(BTreeMap<LeaseId, T>);
 
 /// A task in its table: to be read, changed or taken out.
-pub(crate) type Found<'a, T> = OccupiedEntry<'a, LeaseId, T>;
+pub(crate) type TableEntry<'a, T> = OccupiedEntry<'a, LeaseId, T>;
 
 impl<T> Default for Tasks<T> {
     fn default() -> Self {
@@ -150,7 +150,7 @@ impl<T> Tasks<T> {
     }
 
     /// The task that a message is about. It may be gone: then there is nothing to do.
-    pub(crate) fn find(&mut self, lease: &LeaseId) -> Option<Found<'_, T>> {
+    pub(crate) fn find(&mut self, lease: &LeaseId) -> Option<TableEntry<'_, T>> {
         match self.0.entry(lease.clone()) {
             Slot::Occupied(found) => Some(found),
             Slot::Vacant(_) => {
@@ -193,7 +193,7 @@ pub(crate) struct OwnTasks {
 }
 
 impl OwnTasks {
-    pub(crate) fn add(&mut self, entry: &Entry, has_ended: bool) {
+    pub(crate) fn add(&mut self, entry: &LeasedTask, has_ended: bool) {
         let lease = &entry.job.lease;
         self.leases.insert(lease.clone());
         if has_ended || entry.stop.is_some() {

@@ -13,7 +13,7 @@ use cantle_node::{ComputeArbiter, Launcher, NodeStore};
 use cantle_runtime::Engine;
 
 use crate::AgentConfig;
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::journal::Journal;
 use crate::meter::Meter;
 use crate::queues::Served;
@@ -57,7 +57,7 @@ impl Environment {
     }
 
     /// Notes what happened to a task, with its name, and adds it to the task's own log.
-    pub(crate) fn note_in_task_log(&self, kind: &str, entry: &Entry, what: &str) {
+    pub(crate) fn note_in_task_log(&self, kind: &str, entry: &LeasedTask, what: &str) {
         let task = &entry.job.task.0;
         let text = format!("cantle: {what}\n");
         self.journal.add_to_log(ReportedEvent::log(task, self.worker_of(&entry.job), now_ms(), text));

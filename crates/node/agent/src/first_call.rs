@@ -19,14 +19,14 @@ use crate::{AgentConfig, AgentError};
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The node, and who watches it until the agent is set up.
-pub(crate) struct Vigil<'a> {
+pub(crate) struct OrphanWatch<'a> {
     driver: &'a dyn Driver,
     gpus: &'a [Gpu],
     node: &'a NodeStore,
     watchdog: Watchdog,
 }
 
-impl<'a> Vigil<'a> {
+impl<'a> OrphanWatch<'a> {
     pub(crate) fn new(driver: &'a dyn Driver, gpus: &'a [Gpu], node: &'a NodeStore) -> Self {
         Self { driver, gpus, node, watchdog: Watchdog::default() }
     }

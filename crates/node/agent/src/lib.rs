@@ -5,7 +5,7 @@
 //!
 //! # The life of a task
 //!
-//! A task is an `Entry` from its placement to its delivery. One part of the agent owns it at a time and passes it on by
+//! A task is an `LeasedTask` from its placement to its delivery. One part of the agent owns it at a time and passes it on by
 //! value. No part sees the entries of another.
 //!
 //! ```text
@@ -42,7 +42,6 @@ mod claims;
 mod command;
 mod config;
 mod container;
-mod doorbell;
 mod entry;
 mod environment;
 mod error;
@@ -62,6 +61,7 @@ mod task_record;
 mod task_user;
 mod view;
 mod visitors;
+mod wakeups;
 mod worker_id;
 
 pub use agent::daemon;

@@ -16,7 +16,7 @@ use nix::unistd::geteuid;
 use crate::agent::Agent;
 use crate::authorities;
 use crate::environment::Environment;
-use crate::first_call::Vigil;
+use crate::first_call::OrphanWatch;
 use crate::journal::Journal;
 use crate::meter::Meter;
 use crate::planner::History;
@@ -86,7 +86,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     let server = Client::with_tls(&config.server, config.credentials.clone(), &config.tls)?;
     let server = server.renewed_from(config.key_source.clone());
     let node = NodeStore::open(&config.node_dir())?;
-    let queues = Vigil::new(driver.as_ref(), &gpus, &node).queues(&server, &mut config).await?;
+    let queues = OrphanWatch::new(driver.as_ref(), &gpus, &node).queues(&server, &mut config).await?;
     if is_cantle(&server, &node_name).await? {
         config.hosts.complete(&config.server);
     }

@@ -247,7 +247,7 @@ mod tests {
         let dir = TaskFiles::create(root.path(), &record).unwrap();
         // A stand-in for a full disk.
         fs::create_dir(dir.task_directory().owner_file(SENT)).unwrap();
-        let entry = crate::entry::Entry::new(dir, record, None);
+        let entry = crate::entry::LeasedTask::new(dir, record, None);
         assert!(entry.set_sent_bytes(70_000).is_err());
         assert_eq!(entry.sent_bytes(), 70_000);
     }

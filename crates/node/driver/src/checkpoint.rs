@@ -286,12 +286,12 @@ fn initialized(libcuda: &OsStr, dir: Option<&OsString>) -> std::result::Result<L
         let dir = CString::new(dir.as_bytes()).map_err(|why| why.to_string())?;
         // SAFETY: the simulated driver declares it with this type.
         let select = unsafe { library.get::<unsafe extern "C" fn(*const c_char) -> c_int>("cantle_sim_use") };
-        // SAFETY: as above; the string is NUL-terminated and outlives the call.
+        // SAFETY: the type is the one that the simulated driver declares; the string is NUL-terminated and outlives the call.
         select.map(|select| unsafe { select(dir.as_ptr()) }).map_err(|why| why.to_string())?;
     }
     // SAFETY: CUDA's header gives this type.
     let init = unsafe { library.get::<unsafe extern "C" fn(c_uint) -> c_int>("cuInit") };
-    // SAFETY: as above; 0 is the only value that the flags may have.
+    // SAFETY: the type is that of CUDA's header; 0 is the only value that the flags may have.
     match init.map(|init| unsafe { init(0) }).map_err(|why| why.to_string())? {
         0 => Ok(library),
         code => Err(format!("cuInit failed with CUDA error {code}")),
@@ -335,7 +335,7 @@ fn with<T>(library: &Library, name: &str, pid: c_int, arguments: *const T) -> st
     // SAFETY: CUDA's header gives the functions that are named here this type: a process, and a pointer to the function's own structure
     // or result.
     let function = unsafe { library.get::<WithArguments<T>>(name) }.map_err(|_| NOT_FOUND)?;
-    // SAFETY: as above; `arguments` points to a live value of the function's type, which it reads or, for the state, writes.
+    // SAFETY: the type is that of CUDA's header; `arguments` points to a live value of the function's type, which it reads or, for the state, writes.
     match unsafe { function(pid, arguments) } {
         0 => Ok(0),
         code => Err(code),

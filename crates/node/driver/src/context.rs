@@ -73,10 +73,10 @@ pub(crate) fn measure(
     let mut most =
         ContextMemory { unattributed_bytes: UNCERTAIN_BYTES, uncertain: true, ..Default::default() };
     for _ in 0..ATTEMPTS {
-        let before = Seen::now(driver, gpu)?;
+        let before = MemoryInUse::now(driver, gpu)?;
         let mut child = spawn(installation, probe_exe, libcuda, gpu, device)?;
         let ready = wait_ready(&mut child, gpu);
-        let with = ready.and_then(|()| Seen::now(driver, gpu));
+        let with = ready.and_then(|()| MemoryInUse::now(driver, gpu));
         let pid = child.id();
         drop(child.stdin.take());
         // Its exit status adds nothing to the line that it wrote, or did not write.
@@ -94,12 +94,12 @@ pub(crate) fn measure(
 }
 
 /// True if the GPU is again as it was before the child. Then nothing but the child has changed meanwhile.
-fn is_as_before(driver: &dyn Driver, gpu: &GpuUuid, before: &Seen) -> Result<bool> {
+fn is_as_before(driver: &dyn Driver, gpu: &GpuUuid, before: &MemoryInUse) -> Result<bool> {
     for read in 0..READS {
         if read > 0 {
             thread::sleep(PAUSE);
         }
-        let after = Seen::now(driver, gpu)?;
+        let after = MemoryInUse::now(driver, gpu)?;
         if after.is_of(before, 0) && after.unattributed_bytes() == before.unattributed_bytes() {
             return Ok(true);
         }
@@ -108,12 +108,12 @@ fn is_as_before(driver: &dyn Driver, gpu: &GpuUuid, before: &Seen) -> Result<boo
 }
 
 /// The memory in use on a GPU.
-struct Seen {
+struct MemoryInUse {
     used_bytes: u64,
     processes: Vec<ProcessMemory>,
 }
 
-impl Seen {
+impl MemoryInUse {
     /// The driver answers two questions, and a process may allocate between them: what was in use before the second has to be in use after it.
     fn now(driver: &dyn Driver, gpu: &GpuUuid) -> Result<Self> {
         let mut used_bytes = driver.memory(gpu)?.used_bytes;
@@ -189,7 +189,7 @@ fn wait_ready(child: &mut Child, gpu: &GpuUuid) -> Result<()> {
 
 /// The child's own figure, and the growth of what no process has, where NVML reports memory per process. Else the growth of what is in
 /// use on the GPU.
-fn difference(before: &Seen, with: &Seen, pid: u32) -> ContextMemory {
+fn difference(before: &MemoryInUse, with: &MemoryInUse, pid: u32) -> ContextMemory {
     let own = with.processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
     let Some(own_bytes) = own else {
         let own_bytes = with.used_bytes.saturating_sub(before.used_bytes);

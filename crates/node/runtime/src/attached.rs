@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use tokio::sync::oneshot;
 
 use crate::processes::{Scope, pid_of};
-use crate::running::Kind;
+use crate::running::TaskKind;
 use crate::signals::{self, FromTerminal, Signals};
 use crate::spawn::{Group, Stdio3, spawn};
 use crate::{Backend, Exit, RunningTask, StartError, TaskSpec, supervisor};
@@ -51,7 +51,7 @@ pub fn start_attached(spec: &TaskSpec) -> Result<RunningTask, StartError> {
         sender.send(supervisor::wait_for_all(&waiting, reports))
     });
     let task = Attached { scope, backend: spawned.backend, ended, exit: None, signals };
-    Ok(RunningTask { kind: Kind::Attached(task) })
+    Ok(RunningTask { kind: TaskKind::Attached(task) })
 }
 
 impl Attached {

@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 
 use crate::container::Container;
 use crate::processes::Scope;
-use crate::running::Kind;
+use crate::running::TaskKind;
 use crate::supervisor::Report;
 use crate::{Backend, Exit, RunningTask, StartError, TASK_INIT_COMMAND, TaskDirectory, TaskSpec};
 
@@ -106,7 +106,7 @@ pub async fn start_detached(
         }
     };
     let (scope, backend, directory) = (state.scope, state.backend, directory.clone());
-    Ok(RunningTask { kind: Kind::Detached(Detached { scope, backend, directory, child: Some(child) }) })
+    Ok(RunningTask { kind: TaskKind::Detached(Detached { scope, backend, directory, child: Some(child) }) })
 }
 
 /// A process of this program that outlives it and has nothing of its secrets.
@@ -133,10 +133,10 @@ fn of_the_user() -> Vec<(&'static str, OsString)> {
 pub fn adopt(directory: &TaskDirectory) -> Option<RunningTask> {
     let (state, directory) = (directory.read_state()?, directory.clone());
     if state.container.is_some() {
-        return Some(RunningTask { kind: Kind::Container(Container::adopt(directory, state)?) });
+        return Some(RunningTask { kind: TaskKind::Container(Container::adopt(directory, state)?) });
     }
     let (scope, backend) = (state.scope, state.backend);
-    Some(RunningTask { kind: Kind::Detached(Detached { scope, backend, directory, child: None }) })
+    Some(RunningTask { kind: TaskKind::Detached(Detached { scope, backend, directory, child: None }) })
 }
 
 impl Detached {

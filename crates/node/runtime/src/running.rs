@@ -12,11 +12,11 @@ use crate::{Backend, Cgroup, Exit};
 /// A task that was started or adopted.
 #[derive(Debug)]
 pub struct RunningTask {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TaskKind,
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum TaskKind {
     Attached(Attached),
     Detached(Detached),
     Container(Container),
@@ -33,9 +33,9 @@ impl RunningTask {
     #[must_use]
     pub const fn backend(&self) -> &Backend {
         match &self.kind {
-            Kind::Attached(task) => &task.backend,
-            Kind::Detached(task) => &task.backend,
-            Kind::Container(task) => &task.backend,
+            TaskKind::Attached(task) => &task.backend,
+            TaskKind::Detached(task) => &task.backend,
+            TaskKind::Container(task) => &task.backend,
         }
     }
 
@@ -43,8 +43,8 @@ impl RunningTask {
     #[must_use]
     pub fn cgroup(&self) -> Option<PathBuf> {
         let cgroup = match &self.kind {
-            Kind::Container(task) => Cgroup::of_container(task.scope.leader.pid),
-            Kind::Attached(_) | Kind::Detached(_) => self.scope().cgroup.clone(),
+            TaskKind::Container(task) => Cgroup::of_container(task.scope.leader.pid),
+            TaskKind::Attached(_) | TaskKind::Detached(_) => self.scope().cgroup.clone(),
         };
         cgroup.map(|cgroup| cgroup.dir().to_owned())
     }
@@ -52,9 +52,9 @@ impl RunningTask {
     /// Waits until the task and every process it left behind are gone. May be cancelled and called again.
     pub async fn wait(&mut self) -> Exit {
         match &mut self.kind {
-            Kind::Attached(task) => task.wait().await,
-            Kind::Detached(task) => task.wait().await,
-            Kind::Container(task) => task.wait().await,
+            TaskKind::Attached(task) => task.wait().await,
+            TaskKind::Detached(task) => task.wait().await,
+            TaskKind::Container(task) => task.wait().await,
         }
     }
 
@@ -62,8 +62,8 @@ impl RunningTask {
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         let engine = match &self.kind {
-            Kind::Container(task) => Some(task.stopper()),
-            Kind::Attached(_) | Kind::Detached(_) => None,
+            TaskKind::Container(task) => Some(task.stopper()),
+            TaskKind::Attached(_) | TaskKind::Detached(_) => None,
         };
         Stopper { scope: self.scope().clone(), engine }
     }
@@ -76,9 +76,9 @@ impl RunningTask {
 
     const fn scope(&self) -> &Scope {
         match &self.kind {
-            Kind::Attached(task) => &task.scope,
-            Kind::Detached(task) => &task.scope,
-            Kind::Container(task) => &task.scope,
+            TaskKind::Attached(task) => &task.scope,
+            TaskKind::Detached(task) => &task.scope,
+            TaskKind::Container(task) => &task.scope,
         }
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::{Instant, Sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use places::{Place, Places};
+use places::{ConnectionSlot, ConnectionSlots};
 pub(crate) use places::{Standing, network_of};
 
 /// Connections at once, unless this process may open fewer files.
@@ -64,11 +64,11 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
     }
 }
 
-/// Accepts connections, as many as there is room for ([`Places`]). With TLS a connection comes in when its handshake is done;
+/// Accepts connections, as many as there is room for ([`ConnectionSlots`]). With TLS a connection comes in when its handshake is done;
 /// meanwhile it takes its place.
 pub(crate) struct Door {
     listener: TcpListener,
-    places: Places,
+    places: ConnectionSlots,
     silence: Duration,
     /// The certificate that new connections are shown; none: plain HTTP.
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
@@ -84,13 +84,13 @@ impl Door {
     ) -> Self {
         let room =
             files_limit().map_or(CONNECTIONS, |files| files.saturating_sub(RESERVED).clamp(16, CONNECTIONS));
-        Self { listener, places: Places::new(room), silence, tls, handshakes: JoinSet::new() }
+        Self { listener, places: ConnectionSlots::new(room), silence, tls, handshakes: JoinSet::new() }
     }
 }
 
 /// The next connection, once there is room for it.
 async fn next(
-    places: &Places,
+    places: &ConnectionSlots,
     listener: &mut TcpListener,
 ) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
     let permit = places.room().await;
@@ -205,7 +205,7 @@ pub(crate) struct Connection {
     /// When it stops to receive; none: the server has not closed its side.
     lingers_until: Option<Instant>,
     head: Head,
-    place: Place,
+    place: ConnectionSlot,
 }
 
 /// The head of a stranger's request, as it arrives.
@@ -236,7 +236,7 @@ impl Head {
 }
 
 impl Connection {
-    fn new(stream: Stream, silence: Duration, place: Place) -> Self {
+    fn new(stream: Stream, silence: Duration, place: ConnectionSlot) -> Self {
         let deadline = Box::pin(tokio::time::sleep(silence));
         Self { stream, deadline, silence, lingers_until: None, head: Head::Open(0, None), place }
     }

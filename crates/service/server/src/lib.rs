@@ -321,7 +321,7 @@ impl Server {
         noting.spawn(notify::watch(Arc::clone(&self.app)));
         let leading = tokio::spawn(lead(Arc::clone(&self.app)));
         let unshared = tokio::spawn(files::warn_if_unshared(Arc::clone(&self.app)));
-        let bell = tokio::spawn(carry_rings(Arc::clone(&self.app)));
+        let wakeups = tokio::spawn(carry_wakeups(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let mut keeper = tokio::task::JoinSet::new();
@@ -334,7 +334,7 @@ impl Server {
         let (streams, app) = (ui.clone(), Arc::clone(&self.app));
         let stopping = async move {
             streams.until(shutdown).await;
-            app.store.close_bell();
+            app.store.close_wakeups();
             app.execs.close();
         };
         let served = axum::serve(door::Door::new(self.listener, self.silence, shown), service)
@@ -351,7 +351,7 @@ impl Server {
         }
         leading.abort();
         unshared.abort();
-        bell.abort();
+        wakeups.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
@@ -369,8 +369,8 @@ async fn lead(app: Arc<app::App>) {
     app.store.lead(tell).await;
 }
 
-async fn carry_rings(app: Arc<app::App>) {
-    app.store.carry_rings().await;
+async fn carry_wakeups(app: Arc<app::App>) {
+    app.store.carry_wakeups().await;
 }
 
 fn process(holder: &str) -> String {

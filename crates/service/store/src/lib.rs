@@ -70,7 +70,7 @@ pub struct Store {
     readers: Pool,
     /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
-    bell: fleet::bell::Bell,
+    wakeups: fleet::wakeups::Wakeups,
     takers: Arc<runs::take::Takers>,
     documents: tasks::documents::Documents,
 }
@@ -135,7 +135,7 @@ impl Store {
             writers,
             readers,
             last_id,
-            bell: fleet::bell::Bell::default(),
+            wakeups: fleet::wakeups::Wakeups::default(),
             takers: Arc::default(),
             documents: tasks::documents::Documents::default(),
         })

@@ -38,7 +38,7 @@ impl RelaxedMode {
 impl Drop for RelaxedMode {
     fn drop(&mut self) {
         if let (Some(mode), Ok(exchange)) = (&mut self.0, driver::cuThreadExchangeStreamCaptureMode.get()) {
-            // SAFETY: as above, with the mode that the thread had.
+            // SAFETY: `mode` is a live field with the mode that the thread had, which the function exchanges with the present one.
             unsafe { exchange(mode) };
         }
     }

@@ -44,7 +44,7 @@ impl<T: Copy> List<T> {
         if self.at.is_null() {
             return &mut [];
         }
-        // SAFETY: as in `entries`; the slice borrows the list exclusively.
+        // SAFETY: not null, so it is an array whose first `length` entries have been written; the slice borrows the list exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.at, self.length) }
     }
 

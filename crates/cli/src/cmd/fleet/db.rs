@@ -63,13 +63,13 @@ const COLUMNS: [Column<Copied>; 2] = [
 
 /// A database and what there is to know about it.
 #[derive(Serialize)]
-struct Found {
+struct InspectedDatabase {
     database: String,
     #[serde(flatten)]
     status: DatabaseStatus,
 }
 
-const STATUS: [Column<Found>; 9] = [
+const STATUS: [Column<InspectedDatabase>; 9] = [
     Column { head: "DATABASE", wide: false, cell: |found| found.database.clone() },
     Column {
         head: "VERSION",
@@ -130,7 +130,7 @@ pub(crate) fn db(context: &Context, args: &DbArgs) -> CommandResult {
             DbCommand::Status(args) => {
                 let database = existing(&args.database)?;
                 let status = database.status().await.map_err(failed)?;
-                let found = [Found { database: database.to_string(), status }];
+                let found = [InspectedDatabase { database: database.to_string(), status }];
                 context.printer.items(&found, |found| found.database.clone(), &STATUS);
             }
             DbCommand::Check(args) => {

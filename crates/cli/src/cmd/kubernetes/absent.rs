@@ -96,7 +96,7 @@ pub(crate) mod cluster {
 mod tests {
     use clap::Parser;
 
-    use crate::cmd::kubernetes::absent::*;
+    use super::*;
 
     #[derive(Parser)]
     enum Line {

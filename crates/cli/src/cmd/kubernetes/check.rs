@@ -290,7 +290,7 @@ fn tally(nodes: &[SurveyedNode], what: impl Fn(&SurveyedNode) -> String) -> BTre
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::kubernetes::check::*;
+    use super::*;
 
     fn node(engine: &str, kubelet: &str) -> SurveyedNode {
         SurveyedNode {

@@ -118,7 +118,7 @@ fn by_reason(nodes: &[NodeReport]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::kubernetes::cluster::*;
+    use super::*;
 
     #[test]
     fn equal_reasons_are_one_line() {

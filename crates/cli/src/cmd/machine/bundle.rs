@@ -264,7 +264,7 @@ fn without_secrets(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::machine::bundle::*;
+    use super::*;
 
     #[test]
     fn what_follows_the_name_of_a_secret_is_hidden() {

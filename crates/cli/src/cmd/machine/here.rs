@@ -320,7 +320,7 @@ impl Users {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::machine::here::*;
+    use super::*;
 
     #[test]
     fn users_have_names_or_numbers() {

@@ -279,7 +279,7 @@ fn picture(context: &Context, of: &MigGpu, planned: &Planned) {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::machine::mig::*;
+    use super::*;
 
     #[test]
     fn a_gpu_is_drawn_to_scale() {

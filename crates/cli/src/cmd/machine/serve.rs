@@ -207,7 +207,7 @@ pub(crate) fn finished(ended: Result<Result<(), AgentError>, JoinError>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::machine::serve::*;
+    use super::*;
 
     #[test]
     fn lists_of_gpus_say_what_is_wrong() {

@@ -129,7 +129,7 @@ fn raw_line(from: &mut impl std::io::Read) -> std::io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::people::secrets::*;
+    use super::*;
 
     #[test]
     fn a_line_is_read_without_what_was_deleted() {

@@ -320,7 +320,7 @@ fn check(context: &Context, usage: &Usage) -> CommandResult {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::people::usage::*;
+    use super::*;
 
     #[test]
     fn days_and_moments_are_read() {

@@ -188,7 +188,7 @@ fn confirm(context: &Context, chosen: &[TaskView]) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::tasks::delete::*;
+    use super::*;
 
     #[test]
     fn what_waits_runs_or_is_published_stays() {

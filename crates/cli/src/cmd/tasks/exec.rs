@@ -41,8 +41,8 @@ pub(crate) fn exec(context: &Context, args: ExecArgs) -> CommandResult {
 pub(crate) fn in_task(context: &Context, task: &str, argv: Vec<String>) -> CommandResult {
     let start = ExecStart { argv, window: exec_here::window(), to: None };
     match place(context, task)? {
-        Place::Here(leader) => run_here(leader, start),
-        Place::Server(server, task) => {
+        ExecTarget::Here(leader) => run_here(leader, start),
+        ExecTarget::Server(server, task) => {
             let request = OpenExec { task, start, waits: false, ends_task: false };
             Ok(ExitCode::from(server.exec(&request)?))
         }
@@ -50,7 +50,7 @@ pub(crate) fn in_task(context: &Context, task: &str, argv: Vec<String>) -> Comma
 }
 
 /// Where a task is entered.
-pub(crate) enum Place {
+pub(crate) enum ExecTarget {
     /// On this machine, by its first process.
     Here(Holder),
     /// Through the server that knows it by this id.
@@ -58,13 +58,13 @@ pub(crate) enum Place {
 }
 
 /// Of the task that a word means.
-pub(crate) fn place(context: &Context, task: &str) -> Result<Place, CliError> {
+pub(crate) fn place(context: &Context, task: &str) -> Result<ExecTarget, CliError> {
     if inside_slice() {
         let text = "this is inside a slice, and no task can enter another one";
         return Err(CliError::new(ErrorKind::Conflict, text).with_hint("run the command by itself"));
     }
     if let Some(leader) = here(task)? {
-        return Ok(Place::Here(leader));
+        return Ok(ExecTarget::Here(leader));
     }
     // Somebody without a server means a task of this machine.
     access(context).map_err(|why| {
@@ -73,7 +73,7 @@ pub(crate) fn place(context: &Context, task: &str) -> Result<Place, CliError> {
     })?;
     let server = Connection::open(context)?;
     let task = server.find_task(task)?;
-    Ok(Place::Server(server, task))
+    Ok(ExecTarget::Server(server, task))
 }
 
 fn run_here(leader: Holder, start: ExecStart) -> CommandResult {

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::exec;
-use super::exec::Place;
+use super::exec::ExecTarget;
 use crate::complete;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind};
@@ -74,8 +74,8 @@ impl FromStr for Forwarded {
 /// Serves its ports until it is stopped.
 pub(crate) fn forward(context: &Context, args: ForwardArgs) -> CommandResult {
     match exec::place(context, &args.task)? {
-        Place::Here(leader) => runtime()?.block_on(ports(context, args, Tunnel::Here(leader))),
-        Place::Server(server, task) => {
+        ExecTarget::Here(leader) => runtime()?.block_on(ports(context, args, Tunnel::Here(leader))),
+        ExecTarget::Server(server, task) => {
             server.run(ports(context, args, Tunnel::Server { client: server.client(), task }))
         }
     }
@@ -144,7 +144,7 @@ pub(crate) async fn serve(
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::tasks::forward::*;
+    use super::*;
 
     #[test]
     fn a_forward_is_a_port_or_a_socket_with_a_port_before_it() {

@@ -306,7 +306,7 @@ fn clip(text: &str, limit: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::tasks::list::*;
+    use super::*;
     use cantle_clearml::cantle::{ComputeView, SliceView};
     use cantle_model::{ComputeMode, GpuMode, MigInstance};
 

@@ -74,7 +74,7 @@ pub(crate) struct NotebookArgs {
 
 /// What JupyterLab writes about itself.
 #[derive(Debug, Deserialize)]
-struct Found {
+struct JupyterServer {
     token: String,
     sock: String,
 }
@@ -114,7 +114,7 @@ pub(crate) fn notebook(context: &Context, args: NotebookArgs) -> CommandResult {
     let tunnel = Arc::new(Tunnel::Server { client: server.client(), task: id.clone() });
     let result = server.run(async {
         let mut control = Control::new(stream);
-        let Found { token, sock } = tokio::select! {
+        let JupyterServer { token, sock } = tokio::select! {
             found = control.line(&id) => found?,
             _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
         };
@@ -168,7 +168,7 @@ impl<R: AsyncRead + Unpin> Control<R> {
     }
 
     /// What JupyterLab wrote about itself.
-    async fn line(&mut self, task: &str) -> Result<Found, CliError> {
+    async fn line(&mut self, task: &str) -> Result<JupyterServer, CliError> {
         loop {
             if let Some(end) = self.read().await {
                 let text = end.error.unwrap_or_else(|| "JupyterLab does not run".to_owned());

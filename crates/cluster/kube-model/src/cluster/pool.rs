@@ -17,7 +17,7 @@ const UNIT: &str = "unit-";
 
 /// The devices of one node.
 #[derive(Default)]
-pub(super) struct Pool {
+pub(super) struct NodeDevices {
     gpus: BTreeMap<u32, Draft>,
     devices: BTreeMap<String, Part>,
 }
@@ -42,7 +42,7 @@ struct Part {
     mig: Option<(MigInstance, u64)>,
 }
 
-impl Pool {
+impl NodeDevices {
     /// Of the slices of one node; while they change those of the newest generation count.
     pub(super) fn of(slices: &[&ResourceSlice]) -> Self {
         let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
@@ -183,8 +183,8 @@ mod tests {
     use super::*;
     use crate::dra::node_slices;
 
-    fn read(slices: &[ResourceSlice]) -> Pool {
-        Pool::of(&slices.iter().collect::<Vec<_>>())
+    fn read(slices: &[ResourceSlice]) -> NodeDevices {
+        NodeDevices::of(&slices.iter().collect::<Vec<_>>())
     }
 
     fn result(device: &str, memory: Option<&str>) -> DeviceRequestAllocationResult {

@@ -8,7 +8,7 @@ use cantle_model::{Gpu, GpuUuid, Milli, Slice};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 
-use super::pool::Pool;
+use super::pool::NodeDevices;
 use crate::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
 use crate::inject::gpus_of;
 use crate::names::GPU_RESOURCE as GPU;
@@ -88,12 +88,12 @@ impl ClusterView {
         for slice in slices.iter().map(Borrow::borrow).filter(|slice| slice.spec.driver == DRIVER) {
             by_node.entry(slice.spec.node_name.as_deref().unwrap_or_default()).or_default().push(slice);
         }
-        let pools: BTreeMap<&str, Pool> =
-            by_node.into_iter().map(|(node, slices)| (node, Pool::of(&slices))).collect();
+        let pools: BTreeMap<&str, NodeDevices> =
+            by_node.into_iter().map(|(node, slices)| (node, NodeDevices::of(&slices))).collect();
         let mut view = Self::default();
         view.holdings.extend(claims.iter().flat_map(|claim| holdings(claim.borrow(), &pools)));
         for node in nodes.iter().map(Borrow::<Node>::borrow) {
-            let gpus = pools.get(node.name_any().as_str()).map(Pool::gpus).unwrap_or_default();
+            let gpus = pools.get(node.name_any().as_str()).map(NodeDevices::gpus).unwrap_or_default();
             view.add(node, gpus, pods)?;
         }
         view.nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -161,7 +161,7 @@ fn is_open(node: &Node) -> bool {
 }
 
 /// The allocation of a claim on our devices, by node.
-fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, Pool>) -> Vec<PodSlices> {
+fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, NodeDevices>) -> Vec<PodSlices> {
     let Some(status) = &claim.status else { return Vec::new() };
     let results =
         status.allocation.iter().filter_map(|given| given.devices.as_ref()?.results.as_ref()).flatten();

@@ -7,16 +7,16 @@ use super::files;
 
 /// The place of a key in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PodField {
     Metadata,
     Spec,
     Container,
 }
 
-use Place::{Container, Metadata, Spec};
+use PodField::{Container, Metadata, Spec};
 
 /// Key of a template, where it goes, and what it is called there. `fileMounts` is one more, which becomes several of these. The first seventeen are those of ClearML's charts.
-const KEYS: [(&str, Place, &str); 26] = [
+const KEYS: [(&str, PodField, &str); 26] = [
     ("labels", Metadata, "labels"),
     ("annotations", Metadata, "annotations"),
     ("env", Container, "env"),
@@ -120,7 +120,7 @@ fn without_null(value: Value) -> Value {
 
 /// Metadata, spec and container of a pod of this template.
 pub(crate) fn parts(template: &Map<String, Value>) -> (Value, Value, Value) {
-    let part = |wanted: Place| {
+    let part = |wanted: PodField| {
         let here = KEYS.iter().filter(|(_, place, _)| *place == wanted);
         let entries =
             here.filter_map(|(key, _, name)| Some(((*name).to_owned(), template.get(*key)?.clone())));

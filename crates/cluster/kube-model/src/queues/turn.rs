@@ -63,7 +63,7 @@ impl Work {
 
 /// The facts that are known in one turn so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct TurnFacts {
     /// The Lease.
     pub lease: LeaseState,
     /// The watch of pods.
@@ -123,7 +123,7 @@ pub enum TurnCall {
 
 /// The next call.
 #[must_use]
-pub const fn next_call(known: &Known) -> TurnCall {
+pub const fn next_call(known: &TurnFacts) -> TurnCall {
     match known.lease {
         LeaseState::Due => return TurnCall::RenewLease,
         LeaseState::Free => return TurnCall::AcquireLease,
@@ -136,21 +136,21 @@ pub const fn next_call(known: &Known) -> TurnCall {
         WatchState::Compared => {}
     }
     match known {
-        Known { is_report_due: true, .. } => TurnCall::ReportWorker,
-        Known { has_read: false, .. } => TurnCall::ReadTasks,
-        Known { has_handled_pods: false, .. } => TurnCall::HandlePods,
-        Known { quotas: QuotaState::Unknown, .. } => TurnCall::ReadQuotas,
-        Known { by_watch: None, .. } => TurnCall::DecideByWatch,
-        Known { quotas: QuotaState::Read, .. } => TurnCall::Settle,
-        Known { by_watch: Some(work), by_list: None, .. } => {
+        TurnFacts { is_report_due: true, .. } => TurnCall::ReportWorker,
+        TurnFacts { has_read: false, .. } => TurnCall::ReadTasks,
+        TurnFacts { has_handled_pods: false, .. } => TurnCall::HandlePods,
+        TurnFacts { quotas: QuotaState::Unknown, .. } => TurnCall::ReadQuotas,
+        TurnFacts { by_watch: None, .. } => TurnCall::DecideByWatch,
+        TurnFacts { quotas: QuotaState::Read, .. } => TurnCall::Settle,
+        TurnFacts { by_watch: Some(work), by_list: None, .. } => {
             if work.is_none() {
                 TurnCall::Finish
             } else {
                 TurnCall::DecideByList
             }
         }
-        Known { has_taken: true, .. } => TurnCall::Finish,
-        Known { by_list: Some(work), fence, .. } => match fence {
+        TurnFacts { has_taken: true, .. } => TurnCall::Finish,
+        TurnFacts { by_list: Some(work), fence, .. } => match fence {
             _ if work.to_create > 0 => TurnCall::CreatePods,
             _ if work.is_none() => TurnCall::Finish,
             None => TurnCall::Fence,
@@ -169,7 +169,7 @@ mod tests {
     const TAKE: Work = Work { to_take: 1, ..NOTHING };
     const REMOVE: Work = Work { to_remove: 1, ..NOTHING };
 
-    const LEADS: Known = Known {
+    const LEADS: TurnFacts = TurnFacts {
         lease: LeaseState::Held,
         watch: WatchState::Compared,
         is_report_due: false,
@@ -181,46 +181,54 @@ mod tests {
         fence: None,
         has_taken: false,
     };
-    const HANDLED: Known = Known { has_read: true, has_handled_pods: true, ..LEADS };
-    const DECIDED: Known = Known { quotas: QuotaState::Absent, by_watch: Some(CREATE), ..HANDLED };
-    const LISTED: Known = Known { by_list: Some(TAKE), ..DECIDED };
+    const HANDLED: TurnFacts = TurnFacts { has_read: true, has_handled_pods: true, ..LEADS };
+    const DECIDED: TurnFacts = TurnFacts { quotas: QuotaState::Absent, by_watch: Some(CREATE), ..HANDLED };
+    const LISTED: TurnFacts = TurnFacts { by_list: Some(TAKE), ..DECIDED };
 
     #[test]
     fn the_table() {
         let cases = [
-            ("another replica leads", Known { lease: LeaseState::Asked, ..LEADS }, TurnCall::Finish),
-            ("nobody is known to lead", Known { lease: LeaseState::Free, ..LEADS }, TurnCall::AcquireLease),
-            ("the Lease is old", Known { lease: LeaseState::Due, ..LEADS }, TurnCall::RenewLease),
-            ("no list has come", Known { watch: WatchState::Starting, ..LEADS }, TurnCall::AwaitWatch),
+            ("another replica leads", TurnFacts { lease: LeaseState::Asked, ..LEADS }, TurnCall::Finish),
+            (
+                "nobody is known to lead",
+                TurnFacts { lease: LeaseState::Free, ..LEADS },
+                TurnCall::AcquireLease,
+            ),
+            ("the Lease is old", TurnFacts { lease: LeaseState::Due, ..LEADS }, TurnCall::RenewLease),
+            ("no list has come", TurnFacts { watch: WatchState::Starting, ..LEADS }, TurnCall::AwaitWatch),
             (
                 "it has just begun to lead",
-                Known { watch: WatchState::Shown, ..LEADS },
+                TurnFacts { watch: WatchState::Shown, ..LEADS },
                 TurnCall::CompareWatch,
             ),
-            ("a report is due", Known { is_report_due: true, ..LEADS }, TurnCall::ReportWorker),
+            ("a report is due", TurnFacts { is_report_due: true, ..LEADS }, TurnCall::ReportWorker),
             ("nothing is read", LEADS, TurnCall::ReadTasks),
-            ("tasks are read", Known { has_read: true, ..LEADS }, TurnCall::HandlePods),
+            ("tasks are read", TurnFacts { has_read: true, ..LEADS }, TurnCall::HandlePods),
             ("pods are handled", HANDLED, TurnCall::ReadQuotas),
-            ("no quotas", Known { quotas: QuotaState::Absent, ..HANDLED }, TurnCall::DecideByWatch),
-            ("quotas", Known { quotas: QuotaState::Read, ..HANDLED }, TurnCall::DecideByWatch),
-            ("decided by quotas", Known { quotas: QuotaState::Read, ..DECIDED }, TurnCall::Settle),
+            ("no quotas", TurnFacts { quotas: QuotaState::Absent, ..HANDLED }, TurnCall::DecideByWatch),
+            ("quotas", TurnFacts { quotas: QuotaState::Read, ..HANDLED }, TurnCall::DecideByWatch),
+            ("decided by quotas", TurnFacts { quotas: QuotaState::Read, ..DECIDED }, TurnCall::Settle),
             (
                 "by quotas nobody may start",
-                Known { quotas: QuotaState::Read, by_watch: Some(NOTHING), ..HANDLED },
+                TurnFacts { quotas: QuotaState::Read, by_watch: Some(NOTHING), ..HANDLED },
                 TurnCall::Settle,
             ),
-            ("settled", Known { quotas: QuotaState::Settled, ..DECIDED }, TurnCall::DecideByList),
-            ("nobody may start", Known { by_watch: Some(NOTHING), ..DECIDED }, TurnCall::Finish),
+            ("settled", TurnFacts { quotas: QuotaState::Settled, ..DECIDED }, TurnCall::DecideByList),
+            ("nobody may start", TurnFacts { by_watch: Some(NOTHING), ..DECIDED }, TurnCall::Finish),
             ("somebody may start", DECIDED, TurnCall::DecideByList),
-            ("a pod is left to be taken", Known { by_watch: Some(TAKE), ..DECIDED }, TurnCall::DecideByList),
-            ("the list shows room", Known { by_list: Some(CREATE), ..LISTED }, TurnCall::CreatePods),
-            ("the list shows none", Known { by_list: Some(NOTHING), ..LISTED }, TurnCall::Finish),
+            (
+                "a pod is left to be taken",
+                TurnFacts { by_watch: Some(TAKE), ..DECIDED },
+                TurnCall::DecideByList,
+            ),
+            ("the list shows room", TurnFacts { by_list: Some(CREATE), ..LISTED }, TurnCall::CreatePods),
+            ("the list shows none", TurnFacts { by_list: Some(NOTHING), ..LISTED }, TurnCall::Finish),
             ("pods are created", LISTED, TurnCall::Fence),
-            ("only surplus", Known { by_list: Some(REMOVE), ..LISTED }, TurnCall::Fence),
-            ("the Lease was kept", Known { fence: Some(true), ..LISTED }, TurnCall::TakeTasks),
-            ("another replica has led since", Known { fence: Some(false), ..LISTED }, TurnCall::Finish),
-            ("taken", Known { fence: Some(true), has_taken: true, ..LISTED }, TurnCall::Finish),
-            ("the Lease is lost", Known { lease: LeaseState::Asked, ..LISTED }, TurnCall::Finish),
+            ("only surplus", TurnFacts { by_list: Some(REMOVE), ..LISTED }, TurnCall::Fence),
+            ("the Lease was kept", TurnFacts { fence: Some(true), ..LISTED }, TurnCall::TakeTasks),
+            ("another replica has led since", TurnFacts { fence: Some(false), ..LISTED }, TurnCall::Finish),
+            ("taken", TurnFacts { fence: Some(true), has_taken: true, ..LISTED }, TurnCall::Finish),
+            ("the Lease is lost", TurnFacts { lease: LeaseState::Asked, ..LISTED }, TurnCall::Finish),
         ];
         for (case, known, call) in cases {
             assert_eq!(next_call(&known), call, "{case}");
@@ -238,7 +246,7 @@ mod tests {
                 for (fence, has_taken) in
                     [None, Some(false), Some(true)].into_iter().flat_map(|f| [(f, false), (f, true)])
                 {
-                    let known = Known { lease, by_watch, by_list, fence, has_taken, ..DECIDED };
+                    let known = TurnFacts { lease, by_watch, by_list, fence, has_taken, ..DECIDED };
                     let call = next_call(&known);
                     seen += 1;
                     if matches!(call, TurnCall::CreatePods | TurnCall::Fence | TurnCall::TakeTasks) {

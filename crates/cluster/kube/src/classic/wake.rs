@@ -70,7 +70,7 @@ impl Waker {
 #[derive(Default)]
 struct Freed {
     /// Each node as it was last.
-    nodes: BTreeMap<String, Seen>,
+    nodes: BTreeMap<String, NodeCapacity>,
     /// In this turn.
     now: Option<String>,
     /// In the one before.
@@ -78,14 +78,14 @@ struct Freed {
 }
 
 /// What pods can have of a node.
-struct Seen {
+struct NodeCapacity {
     /// The number of placements, and of GPUs that other pods have.
     taken: usize,
     /// Its GPUs, whoever has them.
     gpus: Vec<OfferedGpu>,
 }
 
-impl Seen {
+impl NodeCapacity {
     fn of(record: &NodeRecord) -> Self {
         let is_taken = |of: &&OfferedGpu| matches!(of.holder, Some(PluginHolder::Pod(_)));
         let taken = record.placements.len() + record.gpus.iter().filter(is_taken).count();
@@ -101,7 +101,7 @@ impl Seen {
 
 impl Freed {
     fn see(&mut self, record: &NodeRecord) {
-        let seen = Seen::of(record);
+        let seen = NodeCapacity::of(record);
         if self.nodes.get(&record.node).is_some_and(|before| seen.has_more_than(before)) {
             self.now = Some(record.node.clone());
         }

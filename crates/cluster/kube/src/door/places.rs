@@ -13,7 +13,7 @@ const SHARE: usize = 4;
 
 /// The connections, the oldest first.
 #[derive(Clone)]
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     guests: Arc<Mutex<Vec<Arc<Guest>>>>,
     all: usize,
 }
@@ -55,18 +55,18 @@ impl Guest {
 }
 
 /// One connection's; it is free when this goes.
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     pub(super) guest: Arc<Guest>,
     guests: Arc<Mutex<Vec<Arc<Guest>>>>,
 }
 
-impl Places {
+impl ConnectionSlots {
     pub(super) fn new(all: usize) -> Self {
         Self { guests: Arc::default(), all }
     }
 
     /// The place of a new connection. One that has to make room for it is asked to go.
-    pub(super) fn take(&self, address: IpAddr) -> Place {
+    pub(super) fn take(&self, address: IpAddr) -> ConnectionSlot {
         let address = address.to_canonical();
         let mut guests = lock(&self.guests);
         if let Some(crowded) = self.crowded(&guests, address) {
@@ -79,7 +79,7 @@ impl Places {
         let (is_known, has_to_go) = (AtomicBool::new(false), AtomicBool::new(false));
         let guest = Arc::new(Guest { address, is_known, has_to_go, waits: Mutex::default() });
         guests.push(Arc::clone(&guest));
-        Place { guest, guests: Arc::clone(&self.guests) }
+        ConnectionSlot { guest, guests: Arc::clone(&self.guests) }
     }
 
     /// The address of which a connection has to go, before another one of `address` can come in.
@@ -94,7 +94,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         lock(&self.guests).retain(|guest| !Arc::ptr_eq(guest, &self.guest));
     }
@@ -108,13 +108,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn has_to_go(place: &Place) -> bool {
+    fn has_to_go(place: &ConnectionSlot) -> bool {
         place.guest.poll_gone(&Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
     fn one_address_replaces_its_own_connections() {
-        let places = Places::new(8);
+        let places = ConnectionSlots::new(8);
         let take = |address: &str| places.take(address.parse().unwrap());
         let api_server = take("10.0.0.1");
         let held = ["10.0.0.2", "::ffff:10.0.0.2", "10.0.0.2"].map(take);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn many_addresses_leave_room() {
-        let places = Places::new(4);
+        let places = ConnectionSlots::new(4);
         let take = |address: &str| places.take(address.parse().unwrap());
         let held = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"].map(take);
         let fifth = take("10.0.0.5");
@@ -137,11 +137,11 @@ mod tests {
     /// Behind one address with strangers: of a NAT, for example.
     #[test]
     fn strangers_go_before_the_api_server() {
-        let places = Places::new(8);
+        let places = ConnectionSlots::new(8);
         let take = || places.take("10.0.0.1".parse().unwrap());
         let known = take();
         known.guest.is_known_now();
-        let strangers: Vec<Place> = (0..20).map(|_| take()).collect();
+        let strangers: Vec<ConnectionSlot> = (0..20).map(|_| take()).collect();
         assert!(!has_to_go(&known));
         assert_eq!(strangers.iter().filter(|place| !has_to_go(place)).count(), 1);
     }

@@ -43,18 +43,19 @@ impl DraResourceHealth for Health {
         &self,
         _: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let looks = stream::unfold((self.driver.clone(), Seen::default(), ticks(EVERY)), |state| async {
-            let (driver, mut seen, mut ticks) = state;
-            ticks.tick().await;
-            let found = driver.inventory().await;
-            let works = found.map(|found| {
-                let working = found.devices.into_iter().filter(|device| !device.lost);
-                working.map(|device| device.name).collect()
+        let looks =
+            stream::unfold((self.driver.clone(), KnownDevices::default(), ticks(EVERY)), |state| async {
+                let (driver, mut seen, mut ticks) = state;
+                ticks.tick().await;
+                let found = driver.inventory().await;
+                let works = found.map(|found| {
+                    let working = found.devices.into_iter().filter(|device| !device.lost);
+                    working.map(|device| device.name).collect()
+                });
+                let devices = seen.judge(works.ok()).into_iter();
+                let devices = devices.map(|(name, health)| spoken(driver.pool(), name, health)).collect();
+                Some((Ok(NodeWatchResourcesResponse { devices }), (driver, seen, ticks)))
             });
-            let devices = seen.judge(works.ok()).into_iter();
-            let devices = devices.map(|(name, health)| spoken(driver.pool(), name, health)).collect();
-            Some((Ok(NodeWatchResourcesResponse { devices }), (driver, seen, ticks)))
-        });
         // The server waits for its streams before it ends.
         Ok(Response::new(Box::pin(looks.take_until(stopped(self.stop.clone())))))
     }
@@ -70,9 +71,9 @@ fn spoken(pool: &str, name: String, health: HealthStatus) -> DeviceHealth {
 
 /// Every device that was there at some time.
 #[derive(Debug, Default)]
-struct Seen(BTreeSet<String>);
+struct KnownDevices(BTreeSet<String>);
 
-impl Seen {
+impl KnownDevices {
     /// The health of each, given those that work now; none if that is not known.
     fn judge(&mut self, works: Option<BTreeSet<String>>) -> Vec<(String, HealthStatus)> {
         self.0.extend(works.iter().flatten().cloned());
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn a_device_that_goes_is_unhealthy_until_it_comes_back() {
         let names = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
-        let mut seen = Seen::default();
+        let mut seen = KnownDevices::default();
         let mut judged = |works| seen.judge(works).into_iter().map(|(_, health)| health).collect::<Vec<_>>();
         let (healthy, unhealthy, unknown) =
             (HealthStatus::Healthy, HealthStatus::Unhealthy, HealthStatus::Unknown);

@@ -33,13 +33,13 @@ pub(crate) struct GpuObjects {
     node: String,
     /// Objects of this node only, where the API server can select them.
     own: ListParams,
-    known: Option<Known>,
+    known: Option<PublishedObjects>,
     /// The last error, so that it is logged once.
     failure: Option<String>,
 }
 
 /// What the API server has.
-struct Known {
+struct PublishedObjects {
     node: Node,
     objects: Vec<GpuObject>,
     compared: Instant,
@@ -71,7 +71,7 @@ impl GpuObjects {
             Some(known) if known.compared.elapsed() < COMPARE_EVERY => known,
             _ => {
                 let (node, objects) = (self.nodes.get(&self.node).await?, self.list().await?);
-                Known { node, objects, compared: Instant::now() }
+                PublishedObjects { node, objects, compared: Instant::now() }
             }
         };
         let wanted = gpu_objects(&known.node, offers, leases);
@@ -84,7 +84,7 @@ impl GpuObjects {
                 GpuObjectAction::Delete(name) => self.delete(&name).await?,
             }
         }
-        self.known = Some(Known { objects: wanted, ..known });
+        self.known = Some(PublishedObjects { objects: wanted, ..known });
         Ok(())
     }
 

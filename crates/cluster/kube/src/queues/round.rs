@@ -9,7 +9,9 @@ use cantle_clearml::queues::START_GRACE;
 use cantle_kube_model::phase::has_ended;
 use cantle_kube_model::queues::admit::{Admission, admissions, surplus, task_of};
 use cantle_kube_model::queues::outcome::{PodAction, has_log, is_gated, next_action};
-use cantle_kube_model::queues::turn::{Known, LeaseState, QuotaState, TurnCall, WatchState, Work, next_call};
+use cantle_kube_model::queues::turn::{
+    LeaseState, QuotaState, TurnCall, TurnFacts, WatchState, Work, next_call,
+};
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -33,7 +35,7 @@ const REPORT: Duration = Duration::from_secs(30);
 /// The facts and decisions of one turn.
 #[derive(Default)]
 struct Turn {
-    known: Known,
+    known: TurnFacts,
     /// The Lease was renewed at the start.
     is_renewed: bool,
     /// Pods by the watch.

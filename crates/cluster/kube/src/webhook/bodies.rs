@@ -47,7 +47,7 @@ struct Large {
 }
 
 /// Room for one large body, until this goes.
-struct Room<'a> {
+struct BodyPermit<'a> {
     large: &'a Mutex<Large>,
     bytes: usize,
     /// The address, if it counts as a stranger's.
@@ -88,7 +88,7 @@ impl Bodies {
         parse(&bytes)
     }
 
-    fn room(&self, guest: &Guest, bytes: usize) -> Result<Room<'_>, Refused> {
+    fn room(&self, guest: &Guest, bytes: usize) -> Result<BodyPermit<'_>, Refused> {
         let mut large = lock(&self.large);
         let of_strangers: usize = large.strangers.values().sum();
         let own = large.strangers.get(&guest.address).copied().unwrap_or(0);
@@ -103,11 +103,11 @@ impl Bodies {
             Some(address) => *large.strangers.entry(address).or_default() += bytes,
             None => large.known += bytes,
         }
-        Ok(Room { large: &self.large, bytes, stranger })
+        Ok(BodyPermit { large: &self.large, bytes, stranger })
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for BodyPermit<'_> {
     fn drop(&mut self) {
         let mut large = lock(self.large);
         match self.stranger {

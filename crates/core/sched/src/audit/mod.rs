@@ -143,7 +143,7 @@ pub enum Violation {
 #[must_use]
 pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
     let mut violations = Vec::new();
-    let found = &Found::new(state, plan);
+    let found = &PlanParts::new(state, plan);
     tasks(state, plan, found, &mut violations);
     at_once(state, plan, &mut violations);
     for start in &plan.starts {
@@ -163,7 +163,7 @@ pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
 }
 
 /// What the parts of a plan refer to by name, found in one pass.
-struct Found<'a> {
+struct PlanParts<'a> {
     nodes: BTreeMap<&'a str, &'a Node>,
     /// The waiting tasks that the plan starts, by queue and id.
     waiting: BTreeMap<(&'a str, &'a TaskId), (&'a Queue, &'a Waiting)>,
@@ -173,7 +173,7 @@ struct Found<'a> {
     starts: BTreeMap<&'a str, Vec<&'a Start>>,
 }
 
-impl<'a> Found<'a> {
+impl<'a> PlanParts<'a> {
     fn new(state: &'a Snapshot, plan: &'a Plan) -> Self {
         let mut found = Self {
             nodes: state.nodes.iter().map(|node| (node.name.as_str(), node)).collect(),
@@ -207,7 +207,7 @@ impl<'a> Found<'a> {
     }
 }
 
-fn tasks(state: &Snapshot, plan: &Plan, found: &Found<'_>, violations: &mut Vec<Violation>) {
+fn tasks(state: &Snapshot, plan: &Plan, found: &PlanParts<'_>, violations: &mut Vec<Violation>) {
     let running: BTreeSet<&TaskId> = state.running.iter().map(|running| &running.task).collect();
     let mut started = BTreeSet::new();
     for start in &plan.starts {
@@ -254,7 +254,7 @@ fn evictions(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
 fn limits(
     state: &Snapshot,
     plan: &Plan,
-    found: &Found<'_>,
+    found: &PlanParts<'_>,
     project: &Project,
     violations: &mut Vec<Violation>,
 ) {
@@ -319,7 +319,7 @@ fn pool_milli(state: &Snapshot, pool: &String, node: &str, slices: &[Slice]) -> 
     slices.iter().filter(is_in).map(|slice| u64::from(slice.milli.0)).sum()
 }
 
-fn gangs(plan: &Plan, found: &Found<'_>, violations: &mut Vec<Violation>) {
+fn gangs(plan: &Plan, found: &PlanParts<'_>, violations: &mut Vec<Violation>) {
     let mut started: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
     for (_, task) in plan.starts.iter().filter_map(|start| found.waiting(start)) {
         if let Some(gang) = &task.gang {
@@ -333,7 +333,7 @@ fn gangs(plan: &Plan, found: &Found<'_>, violations: &mut Vec<Violation>) {
     }
 }
 
-fn request(found: &Found<'_>, start: &Start, violations: &mut Vec<Violation>) {
+fn request(found: &PlanParts<'_>, start: &Start, violations: &mut Vec<Violation>) {
     let gpu_of = |slice: &Slice| {
         let node = found.nodes.get(start.node.as_str())?;
         node.gpus
@@ -436,7 +436,7 @@ fn places<'a>(slices: &[&'a Slice]) -> Vec<(u32, u32, &'a str)> {
 
 /// A slice without a promise has what the others leave.
 fn compute(
-    found: &Found<'_>,
+    found: &PlanParts<'_>,
     node: &Node,
     gpu: &GpuState,
     starts: &[&Start],
@@ -456,7 +456,7 @@ fn compute(
 /// (`GpuRequest::share_of`), and prove nothing beyond them.
 ///
 /// Only what the plan touches is its fault: foreign use may have grown under a slice that runs.
-fn capacity(found: &Found<'_>, starts: &[&Start], node: &Node, violations: &mut Vec<Violation>) {
+fn capacity(found: &PlanParts<'_>, starts: &[&Start], node: &Node, violations: &mut Vec<Violation>) {
     let touched: BTreeSet<&GpuUuid> =
         starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
     let running = || found.running_on(node);

@@ -108,7 +108,7 @@ fn hand_out_rest(
 
 #[cfg(test)]
 mod tests {
-    use crate::fair::fairshare::*;
+    use super::*;
 
     fn claim(deserved: u64, requestable: u64, weight: u32) -> Claim {
         Claim { deserved, requestable, weight, priority: 0, usage_ppm: 0 }

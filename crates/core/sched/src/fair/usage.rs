@@ -66,7 +66,7 @@ fn half_to_the(exponent: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::fair::usage::*;
+    use super::*;
 
     const HOUR_MS: i64 = 3_600_000;
 

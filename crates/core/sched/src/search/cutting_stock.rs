@@ -166,7 +166,7 @@ impl Knapsack {
 
 #[cfg(test)]
 mod tests {
-    use crate::search::cutting_stock::*;
+    use super::*;
 
     #[test]
     fn halves_are_worth_halves() {

@@ -48,7 +48,7 @@ pub(crate) struct Attempt<'a> {
 
 /// Room made for a claimant.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
+pub(crate) struct FreedRoom {
     /// A place for each of its shapes.
     pub(crate) places: Vec<Place>,
     /// The new places of tasks that only move.
@@ -76,7 +76,7 @@ impl Victims {
         accounts: &mut Accounts,
         claimant: Claimant<'_>,
         shapes: &[Shape],
-    ) -> Option<Room> {
+    ) -> Option<FreedRoom> {
         let possible = if claimant.moves { Vec::new() } else { self.possible(accounts, &claimant) };
         let steps = STEPS.min(self.steps);
         let mut attempt = Attempt {
@@ -278,9 +278,9 @@ impl Attempt<'_> {
     }
 
     /// Enters the result into the accounts.
-    fn settle(self) -> Room {
+    fn settle(self) -> FreedRoom {
         let Self { victims, cluster, accounts, claimant, chosen, places, moved, .. } = self;
-        let mut room = Room { places, moved, victims: Vec::new() };
+        let mut room = FreedRoom { places, moved, victims: Vec::new() };
         for unit in chosen {
             if victims.units[unit].project == claimant.project && !claimant.moves {
                 accounts.release(claimant.project, victims.units[unit].amounts);

@@ -22,7 +22,7 @@ pub(crate) struct SlotKind {
 
 /// GPU classes that some tasks are confined to.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ConfinedClasses {
     /// Positions of the classes.
     pub(crate) classes: BTreeSet<usize>,
     /// Part of all GPU demand that is confined to it.
@@ -39,7 +39,7 @@ pub(crate) struct Outlook {
     /// At most [`SLOT_KINDS`], those with the most demand.
     pub(crate) slots: Vec<SlotKind>,
     /// Kinds of GPU for which there is demand that can't go elsewhere.
-    pub(crate) pools: Vec<Pool>,
+    pub(crate) pools: Vec<ConfinedClasses>,
 }
 
 /// Kinds of tasks with several GPUs for which places are kept.
@@ -145,12 +145,12 @@ fn whole(average: f64) -> u64 {
     average.round() as u64
 }
 
-fn pools(items: &[Item], total: f64, classes: usize) -> Vec<Pool> {
+fn pools(items: &[Item], total: f64, classes: usize) -> Vec<ConfinedClasses> {
     let confined: BTreeSet<&BTreeSet<usize>> =
         items.iter().map(|item| &item.classes).filter(|set| set.len() < classes).collect();
     let rate = |set: &BTreeSet<usize>| {
         let inside = items.iter().filter(|item| item.classes.is_subset(set));
         inside.map(Item::gpus).sum::<f64>() / total
     };
-    confined.into_iter().map(|set| Pool { classes: set.clone(), rate: rate(set) }).collect()
+    confined.into_iter().map(|set| ConfinedClasses { classes: set.clone(), rate: rate(set) }).collect()
 }

@@ -154,10 +154,10 @@ impl Ranking for Worth {
             price += scarce.max(BREAK_FLOOR) * lost.saturating_sub(own) as f64 * f64::from(kind.gpus);
         }
         let class = usize::try_from(group >> (8 * SLOT_KINDS)).unwrap_or(usize::MAX);
-        let free = |pool: &super::outlook::Pool| {
+        let free = |pool: &super::outlook::ConfinedClasses| {
             pool.classes.iter().map(|class| self.totals.free_milli[*class]).sum::<i64>() as f64 / 1000.0
         };
-        let outsider = |pool: &&super::outlook::Pool| {
+        let outsider = |pool: &&super::outlook::ConfinedClasses| {
             pool.classes.contains(&class) && !shape.classes().all(|class| pool.classes.contains(&class))
         };
         let pools = self.outlook.pools.iter().filter(outsider);
@@ -202,7 +202,7 @@ fn micro(gpus: f64) -> i64 {
 mod tests {
     use cantle_model::{ComputeMode, Gpu, GpuUuid, Isolation};
 
-    use crate::search::worth::*;
+    use super::*;
     use crate::{GpuDemand, GpuState, Node, Picker, Place};
 
     fn one_gpu(cpu_milli: u64) -> Demand {

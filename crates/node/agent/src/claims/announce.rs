@@ -9,7 +9,7 @@ use tracing::{Instrument as _, info_span};
 use super::put_back::{finish_put_back, put_back};
 use super::{Claims, Handover};
 use crate::container::written_back;
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 
 /// The server's answer to the start of a task.
@@ -48,7 +48,7 @@ impl Claims {
     }
 }
 
-async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireError> {
+async fn announce(env: &Environment, entry: &mut LeasedTask) -> Result<Answer, WireError> {
     let task = entry.job.task.0.clone();
     let reported = env.server.call_extended(&entry.report(env, None)).await;
     if let Err(error) = &reported
@@ -87,7 +87,7 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
 /// What will be run, written down without the secrets: they are on no disk of this node.
 async fn command_of(
     env: &Environment,
-    entry: &mut Entry,
+    entry: &mut LeasedTask,
     task: &tasks::Task,
     given: TaskToken,
 ) -> Result<Command, NodeError> {
@@ -100,7 +100,7 @@ async fn command_of(
 }
 
 /// What the task shows the server: a token for this run alone. ClearML's own server has none, so there the task gets one of the agent's.
-async fn token(env: &Environment, entry: &Entry) -> Result<TaskToken, WireError> {
+async fn token(env: &Environment, entry: &LeasedTask) -> Result<TaskToken, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     match env.server.call_extended(&GetTaskToken { task, lease }).await? {
         Some(made) => Ok(made),
@@ -109,7 +109,7 @@ async fn token(env: &Environment, entry: &Entry) -> Result<TaskToken, WireError>
 }
 
 /// `None` for a task that the server refuses to hand over: deleted, or another agent has it.
-fn unless_refused<T>(entry: &Entry, answer: Result<T, WireError>) -> Result<Option<T>, WireError> {
+fn unless_refused<T>(entry: &LeasedTask, answer: Result<T, WireError>) -> Result<Option<T>, WireError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.is_temporary() => Err(error),

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, info_span};
 
 use crate::AgentError;
-use crate::entry::{Entry, Found, OwnTasks, Tasks};
+use crate::entry::{LeasedTask, OwnTasks, TableEntry, Tasks};
 use crate::environment::Environment;
 use crate::meter::count;
 use crate::task_record::{TaskFiles, TaskRecord};
@@ -28,7 +28,7 @@ pub(crate) struct Claims {
 }
 
 struct Pending {
-    entry: Entry,
+    entry: LeasedTask,
     state: ClaimState,
 }
 
@@ -54,9 +54,9 @@ pub(crate) fn no_room(error: &NodeError) -> String {
 /// A task that goes from the claims to the executor.
 pub(crate) enum Handover {
     /// The server knows that it starts: from here on it ends with an outcome.
-    Start { entry: Entry, task: Box<tasks::Task>, command: Result<Command, NodeError> },
+    Start { entry: LeasedTask, task: Box<tasks::Task>, command: Result<Command, NodeError> },
     /// A former agent started it.
-    Adopt { entry: Entry, running: Box<RunningTask> },
+    Adopt { entry: LeasedTask, running: Box<RunningTask> },
 }
 
 impl Claims {
@@ -108,7 +108,7 @@ impl Claims {
     }
 
     /// A task that a former agent left and that does not run.
-    pub(crate) fn adopt(&mut self, entry: Entry) {
+    pub(crate) fn adopt(&mut self, entry: LeasedTask) {
         let state = if entry.job.claimed {
             ClaimState::Returning(AGENT_DIED.to_owned())
         } else {
@@ -118,15 +118,15 @@ impl Claims {
     }
 
     /// A task that lost its place before it started, for this reason. Nothing is wrong with it: it gets another place.
-    pub(crate) fn take_back(&mut self, entry: Entry, why: String) {
+    pub(crate) fn take_back(&mut self, entry: LeasedTask, why: String) {
         self.add(entry, ClaimState::Returning(why));
     }
 
-    fn add(&mut self, entry: Entry, state: ClaimState) {
+    fn add(&mut self, entry: LeasedTask, state: ClaimState) {
         self.tasks.insert(entry.job.lease.clone(), Pending { entry, state });
     }
 
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &LeasedTask> {
         self.tasks.values().map(|task| &task.entry)
     }
 
@@ -179,7 +179,7 @@ fn reserve(
     locked: &Locked<'_>,
     mut placement: Start,
     taken_workers: &BTreeSet<String>,
-) -> Result<Entry, AgentError> {
+) -> Result<LeasedTask, AgentError> {
     mig::name_given(env.driver.as_ref(), &mut placement.slices)?;
     let served = env.queues.iter().find(|queue| queue.spec.name == placement.queue);
     let queue = served.map_or_else(|| QueueId(placement.queue.clone()), |queue| queue.id.clone());
@@ -207,7 +207,7 @@ fn reserve(
         command: None,
     };
     match TaskFiles::create(&env.jobs_dir, &job) {
-        Ok(dir) => Ok(Entry::new(dir, job, None)),
+        Ok(dir) => Ok(LeasedTask::new(dir, job, None)),
         Err(error) => {
             // Nobody would ever free the place of a task that has no record.
             locked.retire(&lease)?;
@@ -216,7 +216,7 @@ fn reserve(
     }
 }
 
-async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), WireError> {
+async fn claim(env: &Environment, mut found: TableEntry<'_, Pending>) -> Result<(), WireError> {
     let job = &found.get().entry.job;
     let (queue, task) = (job.queue.0.clone(), job.task.0.clone());
     let request = queues::GetNextTask {

@@ -7,7 +7,7 @@ use cantle_clearml::{Listing, StatusReason, WireError, cantle, queues, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 
 use super::{AGENT_DIED, ClaimState, Claims, Handover, Pending};
-use crate::entry::{Entry, Found};
+use crate::entry::{LeasedTask, TableEntry};
 use crate::environment::Environment;
 use crate::queues::read_backlog;
 use crate::task_record::TaskRecord;
@@ -62,7 +62,11 @@ enum Settled {
 
 /// Was the task really taken out of its queue when no answer arrived? If so it goes back to the front. A former agent may also have
 /// started it for the server, and died before it could write that down and start a process.
-async fn settled(env: &Environment, entry: &Entry, reserved_for: Duration) -> Result<Settled, WireError> {
+async fn settled(
+    env: &Environment,
+    entry: &LeasedTask,
+    reserved_for: Duration,
+) -> Result<Settled, WireError> {
     let job = &entry.job;
     let (queue, task) = (&job.queue.0, &job.task.0);
     let backlog = read_backlog(env).await?;
@@ -92,7 +96,7 @@ async fn settled(env: &Environment, entry: &Entry, reserved_for: Duration) -> Re
 }
 
 /// Does this very lease hold the task? It is claimed once more: the server refuses that under any other lease.
-async fn is_claimed_by(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
+async fn is_claimed_by(env: &Environment, entry: &LeasedTask) -> Result<bool, WireError> {
     match env.server.call_extended(&entry.report(env, None)).await {
         Err(error) if error.is_temporary() => Err(error),
         answer => Ok(answer.is_ok()),
@@ -102,7 +106,7 @@ async fn is_claimed_by(env: &Environment, entry: &Entry) -> Result<bool, WireErr
 /// Claimed and not started: it goes back to its queue, unless somebody has decided otherwise.
 pub(super) async fn put_back(
     env: &Environment,
-    found: Found<'_, Pending>,
+    found: TableEntry<'_, Pending>,
     why: &str,
 ) -> Result<Option<Handover>, WireError> {
     let entry = &found.get().entry;
@@ -135,7 +139,7 @@ pub(super) async fn put_back(
 }
 
 /// Queues a task that a former agent has stopped to put it back; that agent died between the two steps.
-pub(super) async fn finish_put_back(env: &Environment, entry: &Entry) -> Result<(), WireError> {
+pub(super) async fn finish_put_back(env: &Environment, entry: &LeasedTask) -> Result<(), WireError> {
     let (queue, task) = (&entry.job.queue.0, &entry.job.task.0);
     match status(env, task).await? {
         Some((TaskStatus::Stopped, reason)) if StatusReason::parse(&reason).is_put_back() => {

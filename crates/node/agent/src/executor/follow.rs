@@ -9,7 +9,7 @@ use cantle_model::{Bytes, Lease, SuspensionStep};
 use cantle_node::got;
 
 use super::Executor;
-use super::make_room::Room;
+use super::make_room::MakingRoom;
 use super::run::Run;
 use crate::environment::Environment;
 use crate::task_record::Stop;
@@ -39,7 +39,7 @@ impl Executor {
                 node: env.node_name.clone(),
                 lease: job.lease.0.clone(),
                 slices: job.slices.clone(),
-                stays: run.room == Room::Stays,
+                stays: run.room == MakingRoom::Stays,
             };
             match env.server.call_extended(&report).await {
                 Err(error) if error.is_temporary() => return Err(error),

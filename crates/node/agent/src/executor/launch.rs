@@ -12,7 +12,7 @@ use cantle_runtime::{ContainerOutput, ContainerSpec, RunningTask, TaskDirectory,
 use tokio::task::spawn_blocking;
 
 use crate::container::{Workers, container_spec};
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 
 /// All that it takes to start a task outside the loop.
@@ -33,7 +33,7 @@ impl Launch {
     /// If the lease is gone or can't be read.
     pub(super) fn new(
         env: &Arc<Environment>,
-        entry: &Entry,
+        entry: &LeasedTask,
         task: tasks::Task,
         command: Command,
     ) -> Result<Self, NodeError> {

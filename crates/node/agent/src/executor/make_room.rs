@@ -11,7 +11,7 @@ use crate::environment::Environment;
 
 /// How far a task has got with making room for another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum MakingRoom {
     /// It holds its slices.
     #[default]
     Holds,
@@ -26,7 +26,7 @@ pub(super) enum Room {
 impl Executor {
     /// Are there suspended tasks that come back as soon as there is room?
     pub(crate) fn has_returning(&self) -> bool {
-        self.tasks.values().any(|run| run.room == Room::Out { returns: true })
+        self.tasks.values().any(|run| run.room == MakingRoom::Out { returns: true })
     }
 
     /// Brings suspended tasks back that have got slices.
@@ -39,9 +39,9 @@ impl Run {
     /// Makes room for another task by a suspension, if it can: `false` if it has to be stopped for that.
     pub(super) fn suspend(&mut self, env: &Environment, reason: &str, sender: &UpdateSender) -> bool {
         match self.room {
-            Room::Stays => return false,
-            Room::Suspending | Room::Out { .. } => return true,
-            Room::Holds => self.room = Room::Suspending,
+            MakingRoom::Stays => return false,
+            MakingRoom::Suspending | MakingRoom::Out { .. } => return true,
+            MakingRoom::Holds => self.room = MakingRoom::Suspending,
         }
         env.note("stop", Some(&self.entry().job.task.0), None, format!("making room: {reason}"));
         env.meter.counts().preemptions += 1;
@@ -57,14 +57,14 @@ impl Run {
 
     /// The suspension has ended. What could not be suspended is stopped at the next look at the evictions.
     pub(super) fn made_room(&mut self, env: &Environment, made: Result<(), String>) {
-        if self.room != Room::Suspending {
+        if self.room != MakingRoom::Suspending {
             return;
         }
         match made {
             // Its lease says so, and is read before the next look.
-            Ok(()) => self.room = Room::Out { returns: true },
+            Ok(()) => self.room = MakingRoom::Out { returns: true },
             Err(why) => {
-                self.room = Room::Stays;
+                self.room = MakingRoom::Stays;
                 // The server tells the task that it is to stop.
                 self.is_changed = true;
                 env.note_in_task_log("suspend", self.entry(), &format!("it is not suspended: {why}"));
@@ -76,8 +76,8 @@ impl Run {
     pub(super) fn note_room(&mut self, lease: &Lease) {
         let out = lease.suspension.as_ref().filter(|suspension| suspension.is_suspended());
         self.room = match (out, self.room) {
-            (Some(Suspension { yields, .. }), _) => Room::Out { returns: *yields },
-            (None, Room::Out { .. }) => Room::Holds,
+            (Some(Suspension { yields, .. }), _) => MakingRoom::Out { returns: *yields },
+            (None, MakingRoom::Out { .. }) => MakingRoom::Holds,
             (None, room) => room,
         };
     }

@@ -7,9 +7,9 @@ mod launch;
 mod make_room;
 mod run;
 mod scan;
-mod sentry;
 mod stop_requests;
 mod time;
+mod watchdog_thread;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +23,12 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::claims::{Handover, no_room};
-use crate::entry::{Entry, Tasks};
+use crate::entry::{LeasedTask, Tasks};
 use crate::environment::Environment;
 use crate::task_record::Stop;
 use launch::Launch;
 use run::Run;
-use sentry::Sentry;
+use watchdog_thread::WatchdogThread;
 
 pub use stop_requests::AbortCommand;
 pub(crate) use time::limit_of;
@@ -45,7 +45,7 @@ pub(crate) enum Update {
     /// It was suspended for another task, or cannot be, for this reason.
     MadeRoom(Result<(), String>),
     /// The watchdog has found something out.
-    Found(Finding),
+    TableEntry(Finding),
     /// The task and all processes it left behind are gone.
     Ended(Exit),
 }
@@ -57,14 +57,14 @@ type UpdateSender = mpsc::UnboundedSender<(LeaseId, Update)>;
 /// A task that the executor is done with.
 pub(crate) enum Departure {
     /// It lost its place before it started, for this reason: to the claims.
-    Returned(Entry, String),
+    Returned(LeasedTask, String),
     /// It has an outcome: to the reporter.
-    Ended(Entry),
+    Ended(LeasedTask),
 }
 
 /// A task that has processes.
 pub(crate) struct ActiveTask<'a> {
-    pub(crate) entry: &'a Entry,
+    pub(crate) entry: &'a LeasedTask,
     /// Since when it is known to run.
     pub(crate) since: Instant,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Executor {
     tasks: Tasks<Run>,
     updates: mpsc::UnboundedReceiver<(LeaseId, Update)>,
     sender: UpdateSender,
-    sentry: Sentry,
+    watchdog: WatchdogThread,
     /// When the GPUs were last described for the metrics.
     described_at: Option<Instant>,
     /// The tasks of this node that are suspended, whoever started them.
@@ -90,12 +90,12 @@ pub(crate) struct Executor {
 impl Executor {
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
-        let sentry = Sentry::start(env, sender.clone());
+        let watchdog = WatchdogThread::start(env, sender.clone());
         Self {
             tasks: Tasks::default(),
             updates,
             sender,
-            sentry,
+            watchdog,
             described_at: None,
             suspended: Vec::new(),
             recovery: Recovery::new(&env.config.installation),
@@ -120,7 +120,7 @@ impl Executor {
             }
             Handover::Adopt { entry, running } => {
                 let lease = entry.job.lease.clone();
-                self.sentry.add(lease.clone(), running.stopper());
+                self.watchdog.add(lease.clone(), running.stopper());
                 self.tasks.insert(lease, Run::adopted(env, entry, *running, &self.sender));
                 None
             }
@@ -165,7 +165,7 @@ impl Executor {
         match update {
             Update::Started(started) => match *started {
                 Ok(running) => {
-                    self.sentry.add(lease.clone(), running.stopper());
+                    self.watchdog.add(lease.clone(), running.stopper());
                     found.get_mut().started(env, running, &self.sender);
                     None
                 }
@@ -182,12 +182,12 @@ impl Executor {
                 found.get_mut().made_room(env, made);
                 None
             }
-            Update::Found(finding) => {
+            Update::TableEntry(finding) => {
                 found.get_mut().found(env, finding);
                 None
             }
             Update::Ended(exit) => {
-                self.sentry.remove(lease);
+                self.watchdog.remove(lease);
                 Some(Departure::Ended(found.remove().ended(env, exit)))
             }
         }
@@ -215,7 +215,7 @@ impl Executor {
         }
     }
 
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &LeasedTask> {
         self.tasks.values().map(Run::entry)
     }
 

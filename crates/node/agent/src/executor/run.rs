@@ -8,17 +8,17 @@ use cantle_node::{NodeError, Refusals, enforced_by, got, renew_driver_limits};
 use cantle_runtime::{Backend, Exit, RunningTask, Stopper};
 use tokio::time::Instant;
 
-use super::make_room::Room;
+use super::make_room::MakingRoom;
 use super::time::began;
 use super::{ActiveTask, Update, UpdateSender};
 use crate::command;
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 use crate::task_record::{Outcome, Stop};
 
 /// A task that has processes, or will have in a moment.
 pub(super) struct Run {
-    entry: Entry,
+    entry: LeasedTask,
     /// How to stop its processes; `None` until they are started.
     stopper: Option<Stopper>,
     /// When its start began, or since when it is known to run.
@@ -33,7 +33,7 @@ pub(super) struct Run {
     /// The changes of its lease that it knows of.
     pub(super) changes: u32,
     /// How far it has got with making room for another task.
-    pub(super) room: Room,
+    pub(super) room: MakingRoom,
     /// Its slices have changed, and the server has not confirmed that it knows.
     pub(super) is_changed: bool,
 }
@@ -56,7 +56,7 @@ pub(super) struct PreStop {
 
 impl Run {
     /// Its first process is about to be started.
-    pub(super) fn starting(entry: Entry) -> Self {
+    pub(super) fn starting(entry: LeasedTask) -> Self {
         let now = Instant::now();
         Self {
             entry,
@@ -67,7 +67,7 @@ impl Run {
             refusals: None,
             unnoted: None,
             changes: 0,
-            room: Room::default(),
+            room: MakingRoom::default(),
             is_changed: false,
         }
     }
@@ -75,7 +75,7 @@ impl Run {
     /// A former agent started it: from here on it is watched like any other.
     pub(super) fn adopted(
         env: &Environment,
-        entry: Entry,
+        entry: LeasedTask,
         running: RunningTask,
         sender: &UpdateSender,
     ) -> Self {
@@ -176,11 +176,11 @@ impl Run {
         }
     }
 
-    pub(super) fn entry(&self) -> &Entry {
+    pub(super) fn entry(&self) -> &LeasedTask {
         &self.entry
     }
 
-    pub(super) const fn entry_mut(&mut self) -> &mut Entry {
+    pub(super) const fn entry_mut(&mut self) -> &mut LeasedTask {
         &mut self.entry
     }
 
@@ -188,7 +188,7 @@ impl Run {
         self.began
     }
 
-    pub(super) fn into_entry(self) -> Entry {
+    pub(super) fn into_entry(self) -> LeasedTask {
         self.entry
     }
 
@@ -268,13 +268,13 @@ impl Run {
     }
 
     /// It has not started, because of this error.
-    pub(super) fn not_started(self, env: &Environment, error: &NodeError) -> Entry {
+    pub(super) fn not_started(self, env: &Environment, error: &NodeError) -> LeasedTask {
         let message = Some(format!("not started: {}", command::explain(error)));
         self.settle(env, Outcome { code: Some(i32::from(error.exit_code())), message, ..Outcome::default() })
     }
 
     /// It and everything it left behind are gone.
-    pub(super) fn ended(self, env: &Environment, exit: Exit) -> Entry {
+    pub(super) fn ended(self, env: &Environment, exit: Exit) -> LeasedTask {
         let code = (exit != Exit::Lost).then(|| exit.code());
         // Before its slice is free: its files go with it.
         let measured = env.measured(&self.entry.job.lease);
@@ -282,7 +282,7 @@ impl Run {
     }
 
     /// Writes down how it ended, then frees its slice.
-    fn settle(self, env: &Environment, outcome: Outcome) -> Entry {
+    fn settle(self, env: &Environment, outcome: Outcome) -> LeasedTask {
         let Self { mut entry, refusals, .. } = self;
         let refused = refusals.and_then(|mut refusals| {
             let line = refusals.final_report(&entry.job.slices, &env.gpus, Vec::new);

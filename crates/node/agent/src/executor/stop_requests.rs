@@ -16,11 +16,11 @@ use cantle_node::Command;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
-use super::make_room::Room;
+use super::make_room::MakingRoom;
 use super::run::{PreStop, Run};
 use super::{Executor, Update, UpdateSender};
 use crate::command;
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 use crate::task_record::Stop;
 
@@ -120,7 +120,7 @@ impl Executor {
             let Some(task) = tasks.get(&task_id(run)) else { continue };
             if run.pre_stop().is_none() {
                 env.note("stop", Some(&task.id), None, format!("stopping: {reason}"));
-                env.meter.counts().preemptions += u64::from(run.room != Room::Stays);
+                env.meter.counts().preemptions += u64::from(run.room != MakingRoom::Stays);
             }
             stop_after_callback(env, run, task, Stop::Preempted(reason), &self.sender);
         }
@@ -178,7 +178,13 @@ fn stop_after_callback(
 
 /// Runs what is to be run before a plain command is stopped. It is the administrator's, not the task's: it runs outside
 /// the task's slice.
-fn run_pre_stop(entry: &Entry, abort: AbortCommand, task: Command, within: Duration, sender: &UpdateSender) {
+fn run_pre_stop(
+    entry: &LeasedTask,
+    abort: AbortCommand,
+    task: Command,
+    within: Duration,
+    sender: &UpdateSender,
+) {
     let (lease, output, sender) = (entry.job.lease.clone(), entry.dir.output_path(), sender.clone());
     tokio::spawn(async move {
         let ran = run_to_end(&abort, &task, &output, within).await;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::load::mebibytes;
 use super::{Reporter, STATUS_EVERY, is_due};
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 use crate::executor::ActiveTask;
 use crate::setup::WORKER_TIMEOUT_S;
@@ -59,7 +59,7 @@ impl Reporter {
 }
 
 /// The task is over, and so is its worker; also one that a former daemon announced.
-pub(super) async fn dismiss(env: &Environment, entry: &Entry) -> Result<(), WireError> {
+pub(super) async fn dismiss(env: &Environment, entry: &LeasedTask) -> Result<(), WireError> {
     let Some(worker) = entry.job.worker.clone() else { return Ok(()) };
     let gone = env.server.call(&Unregister { worker, queues: Vec::new() }).await;
     accept_refusal(gone.map(|_| ()))

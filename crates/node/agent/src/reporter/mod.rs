@@ -17,7 +17,7 @@ use cantle_model::LeaseId;
 use cantle_node::clock::now_ms;
 use tokio::time::Instant;
 
-use crate::entry::{Entry, Tasks};
+use crate::entry::{LeasedTask, Tasks};
 use crate::environment::Environment;
 use crate::executor::ActiveTask;
 use crate::queues::{Served, spec_text};
@@ -32,7 +32,7 @@ const NODE_EVERY: Duration = Duration::from_secs(2);
 /// Has the tasks that have ended and that the server does not know of yet, and remembers when it reported what.
 #[derive(Default)]
 pub(crate) struct Reporter {
-    ended: Tasks<Entry>,
+    ended: Tasks<LeasedTask>,
     /// Not all output of the tasks that have ended is sent.
     behind: bool,
     /// How many pieces of output of running tasks were looked for: the next task is the one after the last.
@@ -52,7 +52,7 @@ struct Contact {
 
 impl Reporter {
     /// Takes over a task that has an outcome.
-    pub(crate) fn take(&mut self, entry: Entry) {
+    pub(crate) fn take(&mut self, entry: LeasedTask) {
         self.ended.insert(entry.job.lease.clone(), entry);
     }
 
@@ -62,12 +62,12 @@ impl Reporter {
     }
 
     /// The tasks that have ended and that the server does not know of yet.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &LeasedTask> {
         self.ended.values()
     }
 
     /// One of them.
-    pub(crate) fn entry(&self, lease: &LeaseId) -> Option<&Entry> {
+    pub(crate) fn entry(&self, lease: &LeaseId) -> Option<&LeasedTask> {
         self.ended.get(lease)
     }
 

@@ -14,24 +14,29 @@ const STEP_BYTES: u64 = 1 << 20;
 
 /// Where the next piece of an output begins.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct OutputPosition {
     pub(super) from_bytes: u64,
     /// A line before the piece.
     pub(super) note: Option<String>,
 }
 
 /// The place after `sent_bytes` in an output of `all_bytes`; `None` if nothing is sent now.
-pub(super) fn place(all_bytes: u64, sent_bytes: u64, limit_bytes: u64, ended: bool) -> Option<Place> {
+pub(super) fn place(
+    all_bytes: u64,
+    sent_bytes: u64,
+    limit_bytes: u64,
+    ended: bool,
+) -> Option<OutputPosition> {
     let rest_bytes = all_bytes.saturating_sub(sent_bytes);
     if sent_bytes < limit_bytes || (ended && rest_bytes <= END_BYTES) {
-        return Some(Place { from_bytes: sent_bytes, note: None });
+        return Some(OutputPosition { from_bytes: sent_bytes, note: None });
     }
     ended.then(|| {
         let (left_out, limit) = (Bytes(rest_bytes - END_BYTES), Bytes(limit_bytes));
         let note = format!(
             "cantle: {left_out} of output is left out here; the limit of a run is {limit} (--output-limit)\n"
         );
-        Place { from_bytes: all_bytes - END_BYTES, note: Some(note) }
+        OutputPosition { from_bytes: all_bytes - END_BYTES, note: Some(note) }
     })
 }
 
@@ -74,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_beginning_and_the_end_are_sent() {
-        let at = |from_bytes| Some(Place { from_bytes, note: None });
+        let at = |from_bytes| Some(OutputPosition { from_bytes, note: None });
         for ended in [false, true] {
             assert_eq!(place(9 * MIB, 0, 8 * MIB, ended), at(0));
             assert_eq!(place(9 * MIB, 8 * MIB - 1, 8 * MIB, ended), at(8 * MIB - 1));

@@ -9,9 +9,9 @@ use cantle_clearml::{ABORTED, DONE, WireError, accept_refusal, tasks};
 use cantle_node::clock::now_ms;
 use tokio::time::Instant;
 
-use super::output_limit::{self, Place};
+use super::output_limit::{self, OutputPosition};
 use super::{Reporter, children, logs};
-use crate::entry::Entry;
+use crate::entry::LeasedTask;
 use crate::environment::Environment;
 use crate::task_record::{Outcome, Stop};
 
@@ -53,7 +53,7 @@ impl Reporter {
     pub(crate) async fn forward_logs(
         &mut self,
         env: &Environment,
-        mut busy: Vec<&Entry>,
+        mut busy: Vec<&LeasedTask>,
     ) -> Result<(), WireError> {
         let until = Instant::now() + OUTPUT_TIME;
         let first = self.forwarded.checked_rem(busy.len()).unwrap_or(0);
@@ -95,7 +95,7 @@ impl Reporter {
 
 /// Is the task still ours? After this answer it stays ours until the end is reported: the server gives a task to another
 /// node only after a renewal has reported that this one has ended it.
-async fn is_held(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
+async fn is_held(env: &Environment, entry: &LeasedTask) -> Result<bool, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     let leases = vec![LeaseRenewal { task, lease, fence_ms: None }];
     let request = RenewLeases { node: env.node_name.clone(), leases };
@@ -104,7 +104,7 @@ async fn is_held(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
 }
 
 /// All output of a task that has ended, as far as the time allows; true if nothing is left.
-async fn forward_rest(env: &Environment, entry: &Entry, until: Instant) -> Result<bool, WireError> {
+async fn forward_rest(env: &Environment, entry: &LeasedTask, until: Instant) -> Result<bool, WireError> {
     // A piece of each, so that no task waits for another one's output.
     while forward_piece(env, entry, true).await? {
         if Instant::now() >= until {
@@ -115,11 +115,12 @@ async fn forward_rest(env: &Environment, entry: &Entry, until: Instant) -> Resul
 }
 
 /// A piece of one task's output from where the server has it; false if there was none.
-async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<bool, WireError> {
+async fn forward_piece(env: &Environment, entry: &LeasedTask, ended: bool) -> Result<bool, WireError> {
     let path = entry.dir.output_path();
     let all_bytes = std::fs::metadata(&path).map_or(0, |output| output.len());
     let (sent_bytes, limit_bytes) = (entry.sent_bytes(), env.config.output_limit_bytes);
-    let Some(Place { from_bytes, note }) = output_limit::place(all_bytes, sent_bytes, limit_bytes, ended)
+    let Some(OutputPosition { from_bytes, note }) =
+        output_limit::place(all_bytes, sent_bytes, limit_bytes, ended)
     else {
         output_limit::free_left_out(&path, all_bytes);
         return Ok(false);
@@ -157,7 +158,7 @@ async fn forward_piece(env: &Environment, entry: &Entry, ended: bool) -> Result<
     Ok(true)
 }
 
-async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireError> {
+async fn deliver_result(env: &Environment, entry: &LeasedTask) -> Result<(), WireError> {
     let outcome = match entry.outcome.clone().map_or_else(|| entry.dir.outcome(), |outcome| Ok(Some(outcome)))
     {
         Ok(outcome) => outcome.unwrap_or_default(),

@@ -19,7 +19,7 @@ pub(super) struct EventSet(nvmlEventSet_t);
 
 // SAFETY: the pointer is NVML's own handle, never dereferenced here; NVML's functions may be called by any thread.
 unsafe impl Send for EventSet {}
-// SAFETY: as above; NVML orders the calls that wait for one set itself.
+// SAFETY: the pointer is never dereferenced here; NVML orders the calls that wait for one set itself.
 unsafe impl Sync for EventSet {}
 
 impl Session {

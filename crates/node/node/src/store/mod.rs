@@ -39,7 +39,7 @@ pub use claim::{GpuClaim, agents};
 pub use private::hide_from_tasks;
 
 use crate::NodeError;
-use unreadable::Found;
+use unreadable::LeaseFile;
 
 const TASK_LINK: &str = "task";
 
@@ -184,7 +184,7 @@ impl NodeStore {
     /// # Errors
     /// If the directory can't be read.
     pub fn leases(&self) -> Result<Vec<Lease>, NodeError> {
-        Ok(self.lease_files()?.into_iter().map(Found::into_lease).collect())
+        Ok(self.lease_files()?.into_iter().map(LeaseFile::into_lease).collect())
     }
 
     /// One lease at this instant, if it is active.
@@ -195,7 +195,7 @@ impl NodeStore {
         Ok(files::read_json(&self.lease_path(id))?)
     }
 
-    fn lease_files(&self) -> Result<Vec<Found>, NodeError> {
+    fn lease_files(&self) -> Result<Vec<LeaseFile>, NodeError> {
         unreadable::read(self, &self.dir.join(LEASES))
     }
 

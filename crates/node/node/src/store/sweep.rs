@@ -6,7 +6,7 @@ use cantle_ledger::host::Observer;
 use cantle_model::{Lease, Slice};
 use cantle_runtime::TaskDirectory;
 
-use super::unreadable::{self, Found};
+use super::unreadable::{self, LeaseFile};
 use super::{Locked, TASK_LINK};
 use crate::NodeError;
 use crate::uuid::gpu_uuid_bytes;
@@ -23,7 +23,7 @@ impl Locked<'_> {
     pub fn sweep(&self) -> Result<Vec<Lease>, NodeError> {
         let mut active = Vec::new();
         for found in self.node.lease_files()? {
-            let is_readable = matches!(found, Found::Lease(_));
+            let is_readable = matches!(found, LeaseFile::Lease(_));
             let lease = found.into_lease();
             if self.is_held(&lease) {
                 active.push(lease);

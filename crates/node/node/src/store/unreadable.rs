@@ -22,13 +22,13 @@ static REPORTED: Fallbacks = Fallbacks::new(&[Fallback::UnreadableLeases]);
 const NAME: &str = "unreadable lease";
 
 /// A lease file, as it was found.
-pub(super) enum Found {
+pub(super) enum LeaseFile {
     Lease(Lease),
     /// The use according to the accounting region.
     Unreadable(Lease),
 }
 
-impl Found {
+impl LeaseFile {
     pub(super) fn into_lease(self) -> Lease {
         match self {
             Self::Lease(lease) | Self::Unreadable(lease) => lease,
@@ -40,15 +40,15 @@ impl Found {
 ///
 /// # Errors
 /// If the directory can't be read.
-pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<Found>, NodeError> {
+pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<LeaseFile>, NodeError> {
     let paths = files::json_files(leases)?;
     Ok(paths.iter().filter_map(|path| read_one(node, path)).collect())
 }
 
-fn read_one(node: &NodeStore, path: &Path) -> Option<Found> {
+fn read_one(node: &NodeStore, path: &Path) -> Option<LeaseFile> {
     match files::read_json(path) {
-        Ok(lease) => lease.map(Found::Lease),
-        Err(error) => Some(Found::Unreadable(stand_in(node, path, &error))),
+        Ok(lease) => lease.map(LeaseFile::Lease),
+        Err(error) => Some(LeaseFile::Unreadable(stand_in(node, path, &error))),
     }
 }
 

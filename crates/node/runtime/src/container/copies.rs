@@ -71,7 +71,7 @@ impl DriverCopies {
 
 /// The result of [`find`].
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct LibraryCopies {
     pub(super) covered: BTreeSet<DriverCopy>,
     /// The image that has them; `None` if something is mounted where they are.
     pub(super) image: Option<String>,
@@ -81,7 +81,11 @@ pub(super) struct Found {
 ///
 /// # Errors
 /// If the engine does not answer.
-pub(super) async fn find(docker: &Docker, id: &str, searched: &Searched) -> Result<Found, EngineError> {
+pub(super) async fn find(
+    docker: &Docker,
+    id: &str,
+    searched: &Searched,
+) -> Result<LibraryCopies, EngineError> {
     let made = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await?;
     let env = made.config.and_then(|config| config.env).unwrap_or_default();
     let dirs = named_dirs(env.iter().map(String::as_str));
@@ -93,7 +97,7 @@ pub(super) async fn find(docker: &Docker, id: &str, searched: &Searched) -> Resu
     };
     let image = made.image.filter(|_| !dirs.iter().any(is_mounted));
     if let Some(known) = image.as_ref().and_then(|image| searched.known(image, &dirs)) {
-        return Ok(Found { covered: known, image });
+        return Ok(LibraryCopies { covered: known, image });
     }
     let names = dirs.iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
     let places = names.flat_map(|(dir, stem)| {
@@ -111,7 +115,7 @@ pub(super) async fn find(docker: &Docker, id: &str, searched: &Searched) -> Resu
     if let Some(image) = &image {
         searched.keep(image, &dirs, &covered);
     }
-    Ok(Found { covered, image })
+    Ok(LibraryCopies { covered, image })
 }
 
 /// The copies in an image with these variables, before a container exists.

@@ -12,7 +12,7 @@ use cantle_model::LeaseId;
 use super::admission::{self, Host};
 use super::calls::{self, CALL_LIMIT, limited};
 use super::contents::{edits_over, slice_edits};
-use super::copies::{self, DriverCopies, DriverCopy, Found};
+use super::copies::{self, DriverCopies, DriverCopy, LibraryCopies};
 use super::machine_root::MachineRoot;
 use super::output::ContainerOutput;
 use super::package::{self, Packages};
@@ -21,7 +21,7 @@ use super::searched::Searched;
 use super::task::Container;
 use super::{ContainerSpec, EngineError};
 use crate::cdi::{self, Published};
-use crate::running::Kind;
+use crate::running::TaskKind;
 use crate::task_directory::ContainerRef;
 use crate::{RunningTask, StartError, TaskSpec};
 
@@ -194,7 +194,7 @@ impl Engine {
             // The first error is the one to report.
             let _ = self.remove(&id).await;
         }
-        Ok(RunningTask { kind: Kind::Container(started?) })
+        Ok(RunningTask { kind: TaskKind::Container(started?) })
     }
 
     /// The image's own copies of the driver's libraries, which a task with a slice must not load without the filter.
@@ -207,7 +207,7 @@ impl Engine {
         if spec.slices.is_empty() {
             return Ok(DriverCopies::default());
         }
-        let Found { covered, image } = copies::find(&self.docker, id, &self.searched).await?;
+        let LibraryCopies { covered, image } = copies::find(&self.docker, id, &self.searched).await?;
         let driver = &spec.confinement.libraries;
         let newer = package::newer(&covered, driver).zip(image);
         let Some((libcuda, image)) = newer else { return Ok(DriverCopies { covered, package: None }) };

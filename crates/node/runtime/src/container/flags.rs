@@ -120,10 +120,10 @@ fn by_name(name: &str) -> Option<&'static Flag> {
 }
 
 /// Options with their values.
-type Found = Vec<(&'static Flag, String)>;
+type GivenFlags = Vec<(&'static Flag, String)>;
 
 /// Reads `docker run` options; nothing else may be among them.
-pub(crate) fn parse(words: &[String]) -> Result<Found, AdmissionError> {
+pub(crate) fn parse(words: &[String]) -> Result<GivenFlags, AdmissionError> {
     match parse_leading(words)? {
         (found, []) => Ok(found),
         (_, [word, ..]) => Err(AdmissionError::NotAnOption(word.clone())),
@@ -132,7 +132,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Found, AdmissionError> {
 
 /// Reads options the way docker does (`--name value`, `--name=value`, `-n value`, `-nvalue`, `-it`) up to the first word
 /// that is none: the image. Gives it and what follows, too.
-pub(crate) fn parse_leading(words: &[String]) -> Result<(Found, &[String]), AdmissionError> {
+pub(crate) fn parse_leading(words: &[String]) -> Result<(GivenFlags, &[String]), AdmissionError> {
     let mut found = Vec::new();
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
@@ -163,7 +163,7 @@ fn short_flags<'w>(
     word: &str,
     cluster: &str,
     rest: &mut impl Iterator<Item = &'w String>,
-    found: &mut Found,
+    found: &mut GivenFlags,
 ) -> Result<(), AdmissionError> {
     let mut chars = cluster.chars();
     while let Some(letter) = chars.next() {

@@ -21,7 +21,7 @@ const RESERVE: usize = 4;
 type Strangers = Mutex<BTreeMap<IpAddr, VecDeque<Arc<Standing>>>>;
 
 #[derive(Clone)]
-pub(super) struct Places {
+pub(super) struct ConnectionSlots {
     room: Arc<Semaphore>,
     of_one: usize,
     of_strangers: usize,
@@ -63,20 +63,20 @@ impl Standing {
 }
 
 /// One connection's; it is free when this goes.
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     _permit: Option<OwnedSemaphorePermit>,
     network: IpAddr,
     standing: Arc<Standing>,
     strangers: Arc<Strangers>,
 }
 
-impl Place {
+impl ConnectionSlot {
     pub(super) fn standing(&self) -> &Arc<Standing> {
         &self.standing
     }
 }
 
-impl Places {
+impl ConnectionSlots {
     pub(super) fn new(room: usize) -> Self {
         Self {
             room: Arc::new(Semaphore::new(room)),
@@ -92,7 +92,7 @@ impl Places {
     }
 
     /// The place of a new connection. A stranger that has to make room for it is told to go.
-    pub(super) fn take(&self, permit: Option<OwnedSemaphorePermit>, address: IpAddr) -> Place {
+    pub(super) fn take(&self, permit: Option<OwnedSemaphorePermit>, address: IpAddr) -> ConnectionSlot {
         let (network, standing) = (network_of(address), Arc::<Standing>::default());
         let mut strangers = lock(&self.strangers);
         for of_one in strangers.values_mut() {
@@ -111,11 +111,11 @@ impl Places {
             oldest.go();
         }
         strangers.entry(network).or_default().push_back(Arc::clone(&standing));
-        Place { _permit: permit, network, standing, strangers: Arc::clone(&self.strangers) }
+        ConnectionSlot { _permit: permit, network, standing, strangers: Arc::clone(&self.strangers) }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut strangers = lock(&self.strangers);
         if let Some(of_one) = strangers.get_mut(&self.network) {
@@ -143,13 +143,13 @@ pub(crate) fn network_of(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn has_to_go(place: &Place) -> bool {
+    fn has_to_go(place: &ConnectionSlot) -> bool {
         place.standing.poll_gone(&Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
     fn one_network_has_half_and_its_new_ones_replace_its_old_ones() {
-        let places = Places::new(8);
+        let places = ConnectionSlots::new(8);
         let take = |address: &str| places.take(None, address.parse().unwrap());
         let held = ["10.0.0.1", "::ffff:10.0.0.2", "10.0.0.255", "10.0.0.1"].map(take);
         assert!(!held.iter().any(has_to_go));
@@ -165,11 +165,11 @@ mod tests {
 
     #[test]
     fn who_has_shown_a_key_stays() {
-        let places = Places::new(4);
+        let places = ConnectionSlots::new(4);
         let take = || places.take(None, "10.0.0.1".parse().unwrap());
         let known = [take(), take()];
         known.iter().for_each(|place| place.standing.has_shown_a_key());
-        let strangers: Vec<Place> = (0..10).map(|_| take()).collect();
+        let strangers: Vec<ConnectionSlot> = (0..10).map(|_| take()).collect();
         assert!(!known.iter().any(has_to_go));
         assert_eq!(strangers.iter().filter(|place| !has_to_go(place)).count(), 2);
         // The negative control: without a key they would have been the first to go.

@@ -16,8 +16,8 @@ use object_store::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
-use super::name::{ObjectName, Wanted};
-use super::{FileError, Found};
+use super::name::{ObjectName, RangeRequest};
+use super::{FileError, StoredObject};
 
 /// A bucket has at most 10,000 parts per object. The first parts are small, for the server's memory; those behind this one are
 /// large, so that an object may have 350 GiB.
@@ -114,25 +114,25 @@ impl Bucket {
     pub(super) async fn find(
         &self,
         name: &ObjectName,
-        wanted: Wanted,
+        wanted: RangeRequest,
         head: bool,
-    ) -> Result<Found, FileError> {
+    ) -> Result<StoredObject, FileError> {
         let key = self.key(name)?;
         let fail = |error| failed(&self.url, name.as_str(), error);
         let mut options = GetOptions::new();
-        if head || wanted != Wanted::Whole {
+        if head || wanted != RangeRequest::Whole {
             let meta = self.store.head(&key).await.map_err(fail)?;
             let part = wanted.of(meta.size)?;
             if head {
-                return Ok(Found { length: meta.size, part, body: Body::empty() });
+                return Ok(StoredObject { length: meta.size, part, body: Body::empty() });
             }
             // The bytes of the object whose length was read, not of one that was put in its place since.
             options = options.with_range(part.map(GetRange::Bounded)).with_if_match(meta.e_tag);
         }
         let found = self.store.get_opts(&key, options).await.map_err(fail)?;
         let length = found.meta.size;
-        let part = (wanted != Wanted::Whole).then(|| found.range.clone());
-        Ok(Found { length, part, body: Body::from_stream(found.into_stream()) })
+        let part = (wanted != RangeRequest::Whole).then(|| found.range.clone());
+        Ok(StoredObject { length, part, body: Body::from_stream(found.into_stream()) })
     }
 
     pub(super) async fn delete(&self, name: &ObjectName) -> Result<(), FileError> {

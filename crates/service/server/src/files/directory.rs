@@ -8,8 +8,8 @@ use futures_util::stream::try_unfold;
 use tokio::fs::{self, File};
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 
-use super::name::{ObjectName, Wanted};
-use super::{FileError, Found};
+use super::name::{ObjectName, RangeRequest};
+use super::{FileError, StoredObject};
 use crate::clock::new_id;
 
 const PIECE_BYTES: usize = 256 << 10;
@@ -50,9 +50,9 @@ impl Directory {
     pub(super) async fn find(
         &self,
         name: &ObjectName,
-        wanted: Wanted,
+        wanted: RangeRequest,
         head: bool,
-    ) -> Result<Found, FileError> {
+    ) -> Result<StoredObject, FileError> {
         let mut file = File::open(self.path(name)).await?;
         let about = file.metadata().await?;
         if !about.is_file() {
@@ -60,7 +60,7 @@ impl Directory {
         }
         let (length, part) = (about.len(), wanted.of(about.len())?);
         if head {
-            return Ok(Found { length, part, body: Body::empty() });
+            return Ok(StoredObject { length, part, body: Body::empty() });
         }
         let bytes = part.clone().unwrap_or(0..length);
         file.seek(io::SeekFrom::Start(bytes.start)).await?;
@@ -71,7 +71,7 @@ impl Directory {
             piece.truncate(length);
             Ok::<_, io::Error>((length > 0).then_some((piece, file)))
         });
-        Ok(Found { length, part, body: Body::from_stream(pieces) })
+        Ok(StoredObject { length, part, body: Body::from_stream(pieces) })
     }
 
     /// Deletes an object, and the directories that are empty without it.

@@ -34,7 +34,7 @@ use directory::{Directory, FileUpload};
 pub(crate) use error::FileError;
 pub(crate) use location::{LOCATION, Location};
 pub(crate) use name::is_plain;
-use name::{ObjectName, Wanted};
+use name::{ObjectName, RangeRequest};
 
 /// The objects of a server.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ enum Kind {
 }
 
 /// An object, or a part of it.
-struct Found {
+struct StoredObject {
     /// Of the whole object, in bytes.
     length: u64,
     /// The bytes that `body` has, if they are not all.
@@ -136,8 +136,11 @@ impl Files {
         let name = ObjectName::parse(path)?;
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         // Objects have no versions that a client could name: what it has a part of may be another one by now.
-        let wanted =
-            if text(header::IF_RANGE).is_some() { Wanted::Whole } else { Wanted::parse(text(header::RANGE)) };
+        let wanted = if text(header::IF_RANGE).is_some() {
+            RangeRequest::Whole
+        } else {
+            RangeRequest::parse(text(header::RANGE))
+        };
         let head = method == Method::HEAD;
         let found = match &self.0 {
             Kind::Directory(directory) => directory.find(&name, wanted, head).await?,

@@ -38,14 +38,14 @@ pub(crate) fn is_plain(path: &Path) -> bool {
 /// The request of a `Range` header (RFC 9110, section 14.2): one range of bytes. Several ranges, other units and what cannot
 /// be read mean the whole object, as the RFC allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum RangeRequest {
     Whole,
     From(u64),
     Between(u64, u64),
     Last(u64),
 }
 
-impl Wanted {
+impl RangeRequest {
     pub(super) fn parse(header: Option<&str>) -> Self {
         let number = |text: &str| text.trim().parse().ok();
         let range = header.and_then(|header| header.trim().strip_prefix("bytes="));
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        let of = |header, length| Wanted::parse(Some(header)).of(length);
+        let of = |header, length| RangeRequest::parse(Some(header)).of(length);
         assert_eq!(of("bytes=0-0", 10).unwrap(), Some(0..1));
         assert_eq!(of("bytes=2-", 10).unwrap(), Some(2..10));
         assert_eq!(of("bytes=2-99", 10).unwrap(), Some(2..10));

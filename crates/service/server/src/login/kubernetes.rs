@@ -54,7 +54,7 @@ pub(crate) struct Kubernetes {
     reviews: String,
     audience: String,
     token_file: PathBuf,
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, CachedReview>>,
     turns: Semaphore,
 }
 
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Kubernetes {
 }
 
 /// What came of a question.
-struct Known {
+struct CachedReview {
     /// None: the token is refused.
     who: Option<ExternalIdentity>,
     until: Instant,
@@ -180,11 +180,11 @@ impl Kubernetes {
         }
         // Of more than can be remembered, each is asked about.
         if known.len() < REMEMBERED {
-            known.insert(digest, Known { who, until });
+            known.insert(digest, CachedReview { who, until });
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, CachedReview>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -134,12 +134,12 @@ async fn modes(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 #[derive(Deserialize)]
-struct Wanted {
+struct BeginQuery {
     #[serde(default)]
     next: String,
 }
 
-async fn begin(State(app): State<Arc<App>>, Query(wanted): Query<Wanted>) -> Response {
+async fn begin(State(app): State<Arc<App>>, Query(wanted): Query<BeginQuery>) -> Response {
     let begun = match of(&app) {
         Ok(login) => login.begin(&wanted.next).await.map_err(ApiError::from),
         Err(error) => Err(error),

@@ -59,7 +59,7 @@ pub(super) struct Refusal {
     error_description: String,
 }
 
-struct Known {
+struct ProviderKeys {
     endpoints: Arc<Endpoints>,
     keys: Arc<JwkSet>,
     since: Instant,
@@ -68,7 +68,7 @@ struct Known {
 /// What was learned from the provider.
 #[derive(Default)]
 struct Memory {
-    known: Option<Known>,
+    known: Option<ProviderKeys>,
     /// When it could not be asked last.
     failed: Option<Instant>,
 }
@@ -115,8 +115,11 @@ impl Provider {
         let asked = self.ask().await;
         memory.failed = asked.is_err().then(Instant::now);
         let (endpoints, keys) = asked.map(|(endpoints, keys)| (Arc::new(endpoints), Arc::new(keys)))?;
-        let known =
-            Known { endpoints: Arc::clone(&endpoints), keys: Arc::clone(&keys), since: Instant::now() };
+        let known = ProviderKeys {
+            endpoints: Arc::clone(&endpoints),
+            keys: Arc::clone(&keys),
+            since: Instant::now(),
+        };
         memory.known = Some(known);
         Ok((endpoints, keys))
     }

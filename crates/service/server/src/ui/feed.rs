@@ -53,7 +53,7 @@ impl Message {
 pub(crate) struct Feed {
     /// `None` once the server ends, which ends all streams.
     sender: Mutex<Option<broadcast::Sender<Arc<Message>>>>,
-    seen: Mutex<Seen>,
+    seen: Mutex<PageState>,
     history: Mutex<History>,
     gpu_time: Mutex<GpuTime>,
     tally: Mutex<Tally>,
@@ -61,7 +61,7 @@ pub(crate) struct Feed {
 
 /// The state that the pages have.
 #[derive(Debug, Default)]
-struct Seen {
+struct PageState {
     nodes: BTreeMap<String, NodeView>,
     queues: BTreeMap<String, QueueView>,
     /// Why tasks wait, by task: agents send it in their reports, not in events.
@@ -199,7 +199,7 @@ async fn poll(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
 }
 
 /// Nodes that changed. A new report with the same content is no change.
-fn changed_nodes(seen: &mut Seen, nodes: Vec<NodeView>) -> Vec<NodeView> {
+fn changed_nodes(seen: &mut PageState, nodes: Vec<NodeView>) -> Vec<NodeView> {
     let mut changed = Vec::new();
     for node in nodes {
         let before = seen.nodes.get(&node.node);

@@ -160,7 +160,7 @@ fn read(row: &Row, columns: &[(String, String)]) -> Result<Vec<Value>, StoreErro
 
 #[cfg(test)]
 mod tests {
-    use crate::db::copy::*;
+    use super::*;
 
     /// Each server makes these itself.
     const OWN: [&str; 5] = ["_sqlx_migrations", "probes", "rights_version", "task_tags", "usage_days"];

@@ -139,7 +139,7 @@ fn in_bytes(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::db::migrations::*;
+    use super::*;
 
     #[test]
     fn every_file_of_the_folder_is_in_the_list() {

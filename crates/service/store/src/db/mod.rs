@@ -80,7 +80,7 @@ impl Writers {
     pub(crate) async fn begin_seen(&self) -> Result<Tx, sqlx::Error> {
         match self {
             Self::Sqlite(_) => self.begin_shared().await,
-            Self::Postgres(pool) => Ok(Tx::Seen(seen::Seen::new(pool.clone()))),
+            Self::Postgres(pool) => Ok(Tx::CheckedTask(seen::CheckedTask::new(pool.clone()))),
         }
     }
 
@@ -110,7 +110,7 @@ pub(crate) enum Tx {
     Writing(writer::Writing),
     Postgres(merged::Merged),
     /// One that has not begun.
-    Seen(seen::Seen),
+    CheckedTask(seen::CheckedTask),
 }
 
 /// The kinds of work that one transaction does at a time: the first numbers of their locks on PostgreSQL. The second one
@@ -125,18 +125,18 @@ pub(crate) enum Alone {
 }
 
 /// The connection or transaction of a statement.
-pub(crate) enum Place<'c> {
+pub(crate) enum ConnectionRef<'c> {
     Pool(&'c Pool),
     Tx(&'c mut Tx),
 }
 
-impl<'c> From<&'c Pool> for Place<'c> {
+impl<'c> From<&'c Pool> for ConnectionRef<'c> {
     fn from(pool: &'c Pool) -> Self {
         Self::Pool(pool)
     }
 }
 
-impl<'c> From<&'c mut Tx> for Place<'c> {
+impl<'c> From<&'c mut Tx> for ConnectionRef<'c> {
     fn from(tx: &'c mut Tx) -> Self {
         Self::Tx(tx)
     }
@@ -167,7 +167,7 @@ impl Tx {
             Self::Sqlite(tx) => tx.commit().await,
             Self::Writing(writing) => writing.commit().await,
             Self::Postgres(tx) => tx.commit().await,
-            Self::Seen(seen) => seen.commit().await,
+            Self::CheckedTask(seen) => seen.commit().await,
         }
     }
 
@@ -176,13 +176,13 @@ impl Tx {
         match self {
             Self::Writing(writing) => writing.give_up().await,
             // They end by themselves, and have read nothing that was not committed.
-            Self::Sqlite(_) | Self::Postgres(_) | Self::Seen(_) => Ok(()),
+            Self::Sqlite(_) | Self::Postgres(_) | Self::CheckedTask(_) => Ok(()),
         }
     }
 
     /// The queue must not be deleted before the commit, where reading its row did not keep it.
     pub(crate) fn keep_queue(&mut self, id: &str) {
-        if let Self::Seen(seen) = self {
+        if let Self::CheckedTask(seen) = self {
             seen.keep_queue(id);
         }
     }

@@ -11,7 +11,7 @@ use sqlx::{
 };
 
 use super::seen::needs_locks;
-use super::{Kind, Place, Pool, Tx};
+use super::{ConnectionRef, Kind, Pool, Tx};
 
 /// A value of a statement. NULL has a type too: PostgreSQL asks for it.
 #[derive(Clone, Debug)]
@@ -169,23 +169,25 @@ pub(crate) fn query_scalar<T: for<'r> Get<'r>>(text: impl Into<Cow<'static, str>
 macro_rules! on {
     ($query:ident, $place:ident, $run:ident) => {
         match $place {
-            Place::Pool(Pool::Sqlite(pool)) => Found::Sqlite($query.sqlite().$run(pool).await?),
-            Place::Tx(Tx::Sqlite(tx)) => Found::Sqlite($query.sqlite().$run(&mut **tx).await?),
-            Place::Tx(Tx::Writing(writing)) => {
+            ConnectionRef::Pool(Pool::Sqlite(pool)) => Fetched::Sqlite($query.sqlite().$run(pool).await?),
+            ConnectionRef::Tx(Tx::Sqlite(tx)) => Fetched::Sqlite($query.sqlite().$run(&mut **tx).await?),
+            ConnectionRef::Tx(Tx::Writing(writing)) => {
                 let all = writing.with_waiting($query.statement());
-                Found::Sqlite(all.sqlite().$run(writing.connection()?).await?)
+                Fetched::Sqlite(all.sqlite().$run(writing.connection()?).await?)
             }
-            Place::Pool(Pool::Postgres(pool)) => Found::Postgres($query.postgres()?.$run(pool).await?),
-            Place::Tx(Tx::Postgres(tx)) => {
+            ConnectionRef::Pool(Pool::Postgres(pool)) => {
+                Fetched::Postgres($query.postgres()?.$run(pool).await?)
+            }
+            ConnectionRef::Tx(Tx::Postgres(tx)) => {
                 tx.flush().await?;
-                Found::Postgres($query.postgres()?.$run(tx.connection()).await?)
+                Fetched::Postgres($query.postgres()?.$run(tx.connection()).await?)
             }
-            Place::Tx(Tx::Seen(_)) => return Err(needs_locks()),
+            ConnectionRef::Tx(Tx::CheckedTask(_)) => return Err(needs_locks()),
         }
     };
 }
 
-enum Found<S, P> {
+enum Fetched<S, P> {
     Sqlite(S),
     Postgres(P),
 }
@@ -259,7 +261,7 @@ impl<O> Query<O> {
         match tx {
             Tx::Writing(writing) => writing.later(self.statement()),
             Tx::Postgres(postgres) => postgres.later(self.of_postgres().statement()).await?,
-            Tx::Seen(seen) => seen.later(self.of_postgres().statement()),
+            Tx::CheckedTask(seen) => seen.later(self.of_postgres().statement()),
             Tx::Sqlite(_) => drop(self.execute(tx).await?),
         }
         Ok(())
@@ -268,51 +270,54 @@ impl<O> Query<O> {
     /// As [`Query::later`] for the statement that changes the row of the task that was read. It ends in a condition.
     pub(crate) async fn later_of_task(self, tx: &mut Tx) -> Result<(), sqlx::Error> {
         match tx {
-            Tx::Seen(seen) => seen.later_of_task(self.of_postgres().statement()),
+            Tx::CheckedTask(seen) => seen.later_of_task(self.of_postgres().statement()),
             tx => self.later(tx).await?,
         }
         Ok(())
     }
 
     /// The number of rows that it wrote.
-    pub(crate) async fn execute<'c>(self, on: impl Into<Place<'c>>) -> Result<u64, sqlx::Error> {
+    pub(crate) async fn execute<'c>(self, on: impl Into<ConnectionRef<'c>>) -> Result<u64, sqlx::Error> {
         let mut place = on.into();
         // Their rows would be counted, too.
-        if let Place::Tx(Tx::Writing(writing)) = &mut place {
+        if let ConnectionRef::Tx(Tx::Writing(writing)) = &mut place {
             writing.flush().await?;
         }
         Ok(match on!(self, place, execute) {
-            Found::Sqlite(done) => done.rows_affected(),
-            Found::Postgres(done) => done.rows_affected(),
+            Fetched::Sqlite(done) => done.rows_affected(),
+            Fetched::Postgres(done) => done.rows_affected(),
         })
     }
 
-    pub(crate) async fn fetch_all<'c>(self, on: impl Into<Place<'c>>) -> Result<Vec<O>, sqlx::Error> {
+    pub(crate) async fn fetch_all<'c>(self, on: impl Into<ConnectionRef<'c>>) -> Result<Vec<O>, sqlx::Error> {
         let (place, read) = (on.into(), self.read);
         match on!(self, place, fetch_all) {
-            Found::Sqlite(rows) => rows.into_iter().map(|row| read(Row::Sqlite(row))).collect(),
-            Found::Postgres(rows) => rows.into_iter().map(|row| read(Row::Postgres(row))).collect(),
+            Fetched::Sqlite(rows) => rows.into_iter().map(|row| read(Row::Sqlite(row))).collect(),
+            Fetched::Postgres(rows) => rows.into_iter().map(|row| read(Row::Postgres(row))).collect(),
         }
     }
 
-    pub(crate) async fn fetch_optional<'c>(self, on: impl Into<Place<'c>>) -> Result<Option<O>, sqlx::Error> {
+    pub(crate) async fn fetch_optional<'c>(
+        self,
+        on: impl Into<ConnectionRef<'c>>,
+    ) -> Result<Option<O>, sqlx::Error> {
         let (place, read) = (on.into(), self.read);
         match on!(self, place, fetch_optional) {
-            Found::Sqlite(row) => row.map(|row| read(Row::Sqlite(row))).transpose(),
-            Found::Postgres(row) => row.map(|row| read(Row::Postgres(row))).transpose(),
+            Fetched::Sqlite(row) => row.map(|row| read(Row::Sqlite(row))).transpose(),
+            Fetched::Postgres(row) => row.map(|row| read(Row::Postgres(row))).transpose(),
         }
     }
 
     /// Reads the row of the task that the step is about, and keeps it for the transaction or remembers its version.
     pub(crate) async fn fetch_task(self, tx: &mut Tx) -> Result<Option<O>, sqlx::Error> {
-        let Tx::Seen(seen) = tx else { return self.fetch_optional(tx).await };
+        let Tx::CheckedTask(seen) = tx else { return self.fetch_optional(tx).await };
         let read = self.read;
         let query = Self { lock: "", ..self }.postgres()?;
         let row = query.fetch_optional(seen.pool()).await?.map(Row::Postgres);
         row.map(|row| seen.note(&row).and_then(|()| read(row))).transpose()
     }
 
-    pub(crate) async fn fetch_one<'c>(self, on: impl Into<Place<'c>>) -> Result<O, sqlx::Error> {
+    pub(crate) async fn fetch_one<'c>(self, on: impl Into<ConnectionRef<'c>>) -> Result<O, sqlx::Error> {
         self.fetch_optional(on).await?.ok_or(sqlx::Error::RowNotFound)
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn needs_locks() -> sqlx::Error {
 }
 
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct CheckedTask {
     pool: PgPool,
     /// Which version of the task's row was read: the transaction that wrote it.
     version: Option<String>,
@@ -35,7 +35,7 @@ pub(crate) struct Seen {
     is_refused: bool,
 }
 
-impl Seen {
+impl CheckedTask {
     pub(crate) const fn new(pool: PgPool) -> Self {
         Self { pool, version: None, queue: None, waiting: Vec::new(), of_task: None, is_refused: false }
     }
@@ -96,9 +96,9 @@ impl Seen {
 mod tests {
     use super::*;
 
-    fn seen() -> Seen {
+    fn seen() -> CheckedTask {
         let pool = PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/none").unwrap();
-        Seen { version: Some("7".to_owned()), ..Seen::new(pool) }
+        CheckedTask { version: Some("7".to_owned()), ..CheckedTask::new(pool) }
     }
 
     fn statement(text: &'static str) -> Statement {

@@ -382,7 +382,7 @@ fn state(row: &Row) -> Result<ReceiverState, sqlx::Error> {
 
 #[cfg(test)]
 mod tests {
-    use crate::people::notices::*;
+    use super::*;
 
     #[test]
     fn events_of_the_end_of_a_task() {

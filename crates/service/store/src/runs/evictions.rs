@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cantle_model::{Cause, Preempt, TaskStatus};
 
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
-use crate::db::{Alone, Place, Tx, query, query_as, query_scalar};
+use crate::db::{Alone, ConnectionRef, Tx, query, query_as, query_scalar};
 use crate::fleet::pools::contested;
 use crate::tasks::flow::{about, entry, give_up, prepend, queue_name, set_message};
 use crate::tasks::record::load;
@@ -163,7 +163,7 @@ impl Store {
     }
 }
 
-async fn last_eviction<'c>(on: impl Into<Place<'c>>) -> Result<i64, StoreError> {
+async fn last_eviction<'c>(on: impl Into<ConnectionRef<'c>>) -> Result<i64, StoreError> {
     Ok(query_scalar("SELECT COALESCE(MAX(evicted_us), 0) FROM tasks").fetch_one(on).await?)
 }
 

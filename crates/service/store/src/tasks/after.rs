@@ -171,7 +171,7 @@ impl Store {
         let event = about(&old, "enqueue", &change, format!("queued in {name}, after {}", ended.join(", ")));
         self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
         write.commit().await?;
-        self.ring(&queue, 1);
+        self.wake(&queue, 1);
         Ok(Some(Settled::Queued(queue)))
     }
 }

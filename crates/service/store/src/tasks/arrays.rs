@@ -190,7 +190,7 @@ impl Store {
         let done = self.step_in(&mut write, array, now_us, id, params).await;
         let step = write.end(done).await?;
         if let Some((step, queue)) = &step {
-            self.ring(queue, step.made as usize);
+            self.wake(queue, step.made as usize);
         }
         Ok(step.map(|(step, _)| step))
     }

@@ -67,7 +67,7 @@ impl Store {
         };
         self.record_all(&mut write.tx, tasks.iter().filter_map(event).collect()).await?;
         write.commit().await?;
-        self.ring(queue, tasks.len());
+        self.wake(queue, tasks.len());
         Ok(())
     }
 

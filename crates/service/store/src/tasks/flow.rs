@@ -45,7 +45,7 @@ impl Store {
             done = write.end(again).await;
         }
         done?;
-        self.ring(queue, 1);
+        self.wake(queue, 1);
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl Store {
             Err(error) => Err(error),
         };
         write.end(done).await?;
-        self.ring(queue, 1);
+        self.wake(queue, 1);
         Ok(())
     }
 

@@ -27,7 +27,7 @@ pub(crate) fn has_trigram(pattern: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::tasks::literal::*;
+    use super::*;
 
     #[test]
     fn expressions_that_an_index_of_trigrams_finds() {

@@ -122,7 +122,7 @@ async fn a_limit_counts_the_whole_batch() {
 async fn who_waits_at_a_queue_is_rung_for_by_another_server_too() {
     let (store, fresh) = open().await;
     let waits = async |at: &Store| {
-        tokio::time::timeout(Duration::from_secs(60), at.rung(&["q".to_owned()])).await.is_ok()
+        tokio::time::timeout(Duration::from_secs(60), at.woken(&["q".to_owned()])).await.is_ok()
     };
     let (rung, ()) = tokio::join!(waits(&store), async { store.enqueue("t0", "q", &at(10)).await.unwrap() });
     assert!(rung);
@@ -132,13 +132,13 @@ async fn who_waits_at_a_queue_is_rung_for_by_another_server_too() {
     let other = fresh.open().await;
     let carried = async {
         tokio::select! {
-            () = async { tokio::join!(store.carry_rings(), other.carry_rings()); } => {}
+            () = async { tokio::join!(store.carry_wakeups(), other.carry_wakeups()); } => {}
             found = async {
                 // Until both listen, a ring is lost: as when PostgreSQL is away.
                 for n in 0..300 {
                     store.take_many("q", 9, 20 + n).await.unwrap();
                     store.enqueue("t0", "q", &at(20 + n)).await.unwrap();
-                    if tokio::time::timeout(Duration::from_millis(200), other.rung(&["q".to_owned()])).await.is_ok() {
+                    if tokio::time::timeout(Duration::from_millis(200), other.woken(&["q".to_owned()])).await.is_ok() {
                         return;
                     }
                 }

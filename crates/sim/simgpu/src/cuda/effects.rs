@@ -96,7 +96,7 @@ impl HostWord {
     }
 
     fn load(&self) -> u64 {
-        // SAFETY: as in `store`.
+        // SAFETY: see the type: a live, aligned word, which others may use meanwhile; that is what an atomic is for.
         unsafe {
             match self.bytes {
                 4 => u64::from((*(self.address as *const AtomicU32)).load(Ordering::Acquire)),

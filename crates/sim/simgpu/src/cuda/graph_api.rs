@@ -100,7 +100,8 @@ fn add_any(node: Out<u64>, graph: u64, before: Before, params: *mut NodeParams) 
         }
         // The union of a kernel node begins with the function.
         TYPE_KERNEL => {
-            // SAFETY: as above: an address inside the description, and nothing is read here.
+            // SAFETY: `get` has found `params` not null; by the C contract it points to a whole node description, so the address
+            // of the field is inside it. Nothing is read here.
             add_kernel(node, graph, before, In(unsafe { &raw const (*params).alloc }.cast()))
         }
         kind => add_other(node, graph, before, kind),

@@ -2,7 +2,7 @@
 
 use super::CuResult;
 use super::effects::Effect;
-use super::timeline::{Place, timeline};
+use super::timeline::{Destination, timeline};
 use crate::time::Op;
 
 const BUSY: &str = "cantle_sim_busy_us_";
@@ -37,7 +37,7 @@ impl Takes {
     }
 
     /// Queues one launch.
-    pub(super) fn queue(self, place: Place, blocks: u32) -> CuResult {
+    pub(super) fn queue(self, place: Destination, blocks: u32) -> CuResult {
         let Some(timeline) = timeline() else { return Ok(()) };
         let queued = match self {
             Self::NoTime => return Ok(()),

@@ -9,7 +9,7 @@ use super::effects::{Effect, HostFunction, write};
 use super::execution::{Object, create, destroy};
 use super::graph::{Node, TYPE_BATCH_MEM_OP, TYPE_HOST};
 use super::session::{Inner, current, session};
-use super::timeline::{LEGACY, LineKey, Place, timeline};
+use super::timeline::{Destination, LEGACY, LineKey, timeline};
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::time::{EngineId, Op};
@@ -53,7 +53,7 @@ pub(super) fn is_captured(handle: u64, kind: u32) -> CuResult<bool> {
 }
 
 /// The destination of a stream's work.
-pub(super) fn place(handle: u64) -> CuResult<Place> {
+pub(super) fn place(handle: u64) -> CuResult<Destination> {
     let session = session()?;
     let inner = session.lock();
     let Object::Stream { flags, context, .. } = stream(&inner, handle)? else {
@@ -66,7 +66,7 @@ pub(super) fn place(handle: u64) -> CuResult<Place> {
         other => other,
     };
     let engine = EngineId { device: device.index(), domain: device.domain };
-    Ok(Place { key: LineKey { context, stream }, engine, is_blocking: flags & NON_BLOCKING == 0 })
+    Ok(Destination { key: LineKey { context, stream }, engine, is_blocking: flags & NON_BLOCKING == 0 })
 }
 
 /// A number for the default stream of this thread: below all handles.

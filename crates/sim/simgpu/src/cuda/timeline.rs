@@ -34,7 +34,7 @@ pub(super) struct LineKey {
 
 /// The destination of work.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Destination {
     pub(super) key: LineKey,
     pub(super) engine: EngineId,
     /// In order with the legacy default stream.
@@ -43,7 +43,7 @@ pub(super) struct Place {
 
 /// The work of one stream.
 pub(super) struct Line {
-    pub(super) place: Place,
+    pub(super) place: Destination,
     pub(super) ring: Ring,
     pub(super) channel: u64,
     /// As far as is known, the first item that is not done.
@@ -101,7 +101,7 @@ impl Timeline {
     }
 
     /// Queues an item; its number. Waits for room if the stream's queue is full.
-    pub(super) fn submit(&'static self, place: Place, op: Op, effect: Option<Effect>) -> CuResult<u64> {
+    pub(super) fn submit(&'static self, place: Destination, op: Op, effect: Option<Effect>) -> CuResult<u64> {
         loop {
             let mut lines = self.lock();
             self.open(&mut lines, place)?;
@@ -138,7 +138,7 @@ impl Timeline {
     }
 
     /// Gives a stream its line, unless it has one.
-    fn open(&self, lines: &mut Lines, place: Place) -> CuResult {
+    fn open(&self, lines: &mut Lines, place: Destination) -> CuResult {
         if lines.lines.contains_key(&place.key) {
             return Ok(());
         }
@@ -209,7 +209,7 @@ impl Timeline {
     }
 
     /// Waits until everything is done that was queued so far in the lines that `which` selects.
-    pub(super) fn drain(&self, which: impl Fn(&Place) -> bool) {
+    pub(super) fn drain(&self, which: impl Fn(&Destination) -> bool) {
         let lines = self.lock();
         let found = lines.lines.values().filter(|line| which(&line.place));
         let ends: Vec<(LineKey, u64)> = found.map(|line| (line.place.key, line.ring.tail())).collect();
@@ -385,7 +385,7 @@ impl Lines {
 
     /// The items that an item has to wait for because of the legacy default stream: its items come after everything that the
     /// context's blocking streams have, and theirs after its.
-    fn order_with_legacy(&mut self, place: Place) -> Vec<Op> {
+    fn order_with_legacy(&mut self, place: Destination) -> Vec<Op> {
         let LineKey { context, stream } = place.key;
         if stream == LEGACY {
             let others = self.lines.values_mut().filter(|line| {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::driver::{Entry, driver};
+use super::driver::{DriverFunction, driver};
 use super::{CudaError, CudaResult, VERSION};
 use crate::private_table::{ID, PrivateTable};
 
@@ -73,7 +73,7 @@ pub(super) fn enter_primary(device: i32) -> CudaResult {
 /// NVIDIA's runtime takes the primary context through a private table of NVIDIA's driver, invisible to any library in front
 /// of the driver's exported functions. So does this library, through a table of the simulated driver's own.
 fn retain(device: i32) -> CudaResult<usize> {
-    static TABLE: Entry = Entry::new("cuGetExportTable\0");
+    static TABLE: DriverFunction = DriverFunction::new("cuGetExportTable\0");
     let (mut context, mut table): (usize, *const PrivateTable) = (0, std::ptr::null());
     let found = TABLE.get()?;
     type GetExportTable = unsafe extern "C" fn(*mut *const PrivateTable, *const [u8; 16]) -> i32;

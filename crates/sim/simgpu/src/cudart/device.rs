@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::driver::{Entry, check, driver, proc_address};
+use super::driver::{DriverFunction, check, driver, proc_address};
 use super::{CudaError, CudaResult, VERSION, context, forwards, runtime_api};
 use crate::ffi::Out;
 
@@ -94,7 +94,7 @@ runtime_api! {
         entry_point(symbol, function, version as i32, flags, status)
     }
     fn cudaGetExportTable(table: *mut *const c_void, id: *const c_void) {
-        static ENTRY: Entry = Entry::new("cuGetExportTable\0");
+        static ENTRY: DriverFunction = DriverFunction::new("cuGetExportTable\0");
         ENTRY.get()?;
         driver!(cuGetExportTable(table => *mut *const c_void, id => *const c_void))
     }

@@ -31,12 +31,12 @@ pub(super) fn proc_address() -> CudaResult<GetProcAddress> {
 }
 
 /// A function of the driver.
-pub(super) struct Entry {
+pub(super) struct DriverFunction {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
-impl Entry {
+impl DriverFunction {
     pub(super) const fn new(name: &'static str) -> Self {
         let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { panic!("a name ends with NUL") };
         Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
@@ -70,8 +70,8 @@ pub(super) fn check(code: i32) -> CudaResult {
 /// reference, in the version of `KNOWN_SIGNATURES`.
 macro_rules! driver {
     ($name:ident($($arg:expr => $ty:ty),* $(,)?)) => {{
-        static ENTRY: $crate::cudart::driver::Entry =
-            $crate::cudart::driver::Entry::new(concat!(stringify!($name), "\0"));
+        static ENTRY: $crate::cudart::driver::DriverFunction =
+            $crate::cudart::driver::DriverFunction::new(concat!(stringify!($name), "\0"));
         ENTRY.get().and_then(|found| {
             // SAFETY: the driver gave `found` for this name and version, and the types are those of its reference. Pointers among the
             // arguments are to live locals, or the program's own, which by the C contract (`ffi`) are as valid for the

@@ -287,7 +287,7 @@ nvml_api! {
     /// As this process remembers it.
     fn nvmlGpuInstanceGetInfo(instance: Handle, info: Out<InstanceInfo>) {
         let place = gpu_instance(instance)?;
-        let remembered::Seen { profile, start } = remembered::of(&place)?;
+        let remembered::FirstSeen { profile, start } = remembered::of(&place)?;
         let placement = Placement { start, size: profile.size };
         let (device, id) = (of_gpu(place.gpu.index), place.instance as u32);
         Ok(info.set(InstanceInfo { device, id, profile_id: profile.id, placement })?)

@@ -10,22 +10,22 @@ use crate::mig::GpuInstanceProfile;
 
 /// Profile and first memory slice, as first seen.
 #[derive(Clone, Copy)]
-pub(super) struct Seen {
+pub(super) struct FirstSeen {
     pub(super) profile: &'static GpuInstanceProfile,
     pub(super) start: u32,
 }
 
 /// By GPU and GPU instance id.
-static SEEN: Mutex<BTreeMap<(usize, usize), Seen>> = Mutex::new(BTreeMap::new());
+static SEEN: Mutex<BTreeMap<(usize, usize), FirstSeen>> = Mutex::new(BTreeMap::new());
 
-fn all() -> MutexGuard<'static, BTreeMap<(usize, usize), Seen>> {
+fn all() -> MutexGuard<'static, BTreeMap<(usize, usize), FirstSeen>> {
     SEEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn real(gpu: &Gpu, id: usize) -> NvmlResult<Seen> {
+fn real(gpu: &Gpu, id: usize) -> NvmlResult<FirstSeen> {
     let device = gpu.device();
     let (profile, found) = device.instance(id).map_err(NvmlError::from)?;
-    Ok(Seen { profile, start: found.start })
+    Ok(FirstSeen { profile, start: found.start })
 }
 
 /// An instance is listed, or looked up by id; one that is known stays what it was.
@@ -46,7 +46,7 @@ pub(super) fn forget_all() {
 }
 
 /// The profile that this process remembers of an existing instance.
-pub(super) fn of(place: &MigTarget) -> NvmlResult<Seen> {
+pub(super) fn of(place: &MigTarget) -> NvmlResult<FirstSeen> {
     let now = real(&place.gpu, place.instance)?;
     if !is_on(Setting::RememberedInstances) {
         return Ok(now);

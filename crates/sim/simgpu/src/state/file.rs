@@ -227,7 +227,8 @@ impl Deref for StateGuard {
 
 impl DerefMut for StateGuard {
     fn deref_mut(&mut self) -> &mut SimState {
-        // SAFETY: as `deref` says, this is the only guard; it is borrowed exclusively, and so is the state.
+        // SAFETY: a guard exists only while its thread holds the mutex, and a thread has at most one, so this is the only guard.
+        // It is borrowed exclusively, and so is the state.
         unsafe { &mut *self.sim.region.state.get() }
     }
 }

@@ -69,7 +69,7 @@ pub(super) unsafe fn kernel<const PER_THREAD: bool>(
         return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) };
     }
     through(key, on, move || {
-        // SAFETY: as above.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
     })
 }
@@ -85,7 +85,7 @@ pub(super) unsafe fn cooperative<const PER_THREAD: bool>(
         return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) };
     }
     through(key, on, move || {
-        // SAFETY: as above.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
     })
 }
@@ -111,7 +111,7 @@ pub(super) unsafe fn extended<const PER_THREAD: bool>(
         return unsafe { real(configuration, function, parameters, extra) };
     }
     through(key, on, move || {
-        // SAFETY: as above.
+        // SAFETY: the call contract; the arguments are passed unchanged.
         unsafe { real(configuration, function, parameters, extra) }
     })
 }

@@ -54,7 +54,7 @@ fn copy_file(from: &Path, to: &Path) -> Result<(), FileError> {
 mod tests {
     use std::io::Read as _;
 
-    use crate::cmd::kubernetes::controller::libraries::*;
+    use super::*;
 
     #[test]
     fn what_is_in_use_keeps_its_content() {

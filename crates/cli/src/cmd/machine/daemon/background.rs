@@ -65,7 +65,7 @@ fn log_path(state: &Path, worker: &str) -> Result<PathBuf, CliError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::machine::daemon::background::*;
+    use super::*;
 
     #[test]
     fn the_error_of_the_agent_is_its_last_lines() {

@@ -205,8 +205,8 @@ impl Screen {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::cmd::machine::top::draw::tests::picture;
-    use crate::cmd::machine::top::screen::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

@@ -149,7 +149,7 @@ fn earlier(text: &str, than: Timestamp) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::people::usage::focus::*;
+    use super::*;
 
     fn line(kind: UsageKind, task: &str, gpu_seconds: f64, cost: Option<f64>) -> UsageLine {
         let keys =

@@ -66,7 +66,7 @@ fn parse(text: &str) -> Result<PriceSheet, String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cmd::people::usage::prices::*;
+    use super::*;
 
     const GOOD: &str = r#"currency = "EUR"
 

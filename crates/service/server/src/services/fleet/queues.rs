@@ -132,7 +132,7 @@ async fn is_rung(call: &Call, queue: &str, end: Instant) -> Result<bool, ApiErro
     loop {
         // A ring may be lost, so it looks now and then.
         let look = end.min(Instant::now() + LOOK_EVERY);
-        if let Ok(rung) = timeout_at(look, call.store.rung(&queues)).await {
+        if let Ok(rung) = timeout_at(look, call.store.woken(&queues)).await {
             return Ok(rung);
         }
         if Instant::now() >= end {
@@ -148,7 +148,7 @@ async fn is_rung(call: &Call, queue: &str, end: Instant) -> Result<bool, ApiErro
 async fn wait_for_tasks(call: Call, request: WaitForTasks) -> Result<Rung, ApiError> {
     call.store.check_queues(&request.queues).await?;
     let end = Instant::now() + Duration::from_millis(request.wait_ms).min(LONGEST_WAIT);
-    let rung = timeout_at(end, call.store.rung(&request.queues)).await.unwrap_or(false);
+    let rung = timeout_at(end, call.store.woken(&request.queues)).await.unwrap_or(false);
     Ok(Rung { rung })
 }
 

@@ -36,16 +36,16 @@ pub(crate) fn add(routes: &mut Routes) {
 struct Sorted {
     logs: Vec<LogLine>,
     /// Logs of which is known where they are in the output of a run.
-    pieces: BTreeMap<Place, Vec<LogLine>>,
+    pieces: BTreeMap<OutputRange, Vec<LogLine>>,
     scalars: Vec<Scalar>,
     reports: Vec<ReportRow>,
 }
 
 /// Task, lease, and the bytes of the run's output.
-type Place = (String, String, u64, u64);
+type OutputRange = (String, String, u64, u64);
 
 /// Where a piece of log is in the output of a run, if its agent says so.
-fn place_of(event: &ReportedEvent, lease: Option<&Value>) -> Option<Place> {
+fn place_of(event: &ReportedEvent, lease: Option<&Value>) -> Option<OutputRange> {
     let lease = lease?.as_str()?;
     let [begin, end] = event.more.get(RUN_OUTPUT)?.as_array()?.as_slice() else { return None };
     Some((event.task.clone(), lease.to_owned(), begin.as_u64()?, end.as_u64()?))

@@ -174,7 +174,7 @@ pub(crate) async fn last_metrics(call: &Call, of: &Allowed<Reporter, Read>) -> R
 
 #[cfg(test)]
 mod tests {
-    use crate::services::output::metrics::*;
+    use super::*;
 
     #[test]
     fn thinning_keeps_the_last_point() {

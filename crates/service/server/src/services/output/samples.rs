@@ -34,7 +34,7 @@ pub(crate) fn add(routes: &mut Routes) {
 
 /// The position of a reader: the scroll id contains it, so the server keeps nothing.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place {
+struct ReaderPosition {
     iter: i64,
     metric: String,
     /// Empty for plots, of which those of one graph are shown together.
@@ -43,7 +43,7 @@ struct Place {
     one_graph: bool,
 }
 
-impl Place {
+impl ReaderPosition {
     fn same_line(&self, other: &Self) -> bool {
         self.metric == other.metric && self.variant == other.variant
     }
@@ -54,21 +54,22 @@ async fn samples(
     call: &Call,
     of: &Allowed<Reporter, Read>,
     kind: &str,
-    at: &Place,
-) -> Result<BTreeMap<Place, Vec<Value>>, ApiError> {
-    let mut found: BTreeMap<Place, Vec<Value>> = BTreeMap::new();
+    at: &ReaderPosition,
+) -> Result<BTreeMap<ReaderPosition, Vec<Value>>, ApiError> {
+    let mut found: BTreeMap<ReaderPosition, Vec<Value>> = BTreeMap::new();
     for report in call.store.reports(of, kind).await? {
         if at.one_graph && report.metric != at.metric {
             continue;
         }
         let variant = if kind == PLOT { String::new() } else { report.variant };
-        let place = Place { iter: report.iter, metric: report.metric, variant, one_graph: at.one_graph };
+        let place =
+            ReaderPosition { iter: report.iter, metric: report.metric, variant, one_graph: at.one_graph };
         found.entry(place).or_default().push(report.doc);
     }
     Ok(found)
 }
 
-fn sample(kind: &str, samples: &BTreeMap<Place, Vec<Value>>, at: Option<&Place>) -> Value {
+fn sample(kind: &str, samples: &BTreeMap<ReaderPosition, Vec<Value>>, at: Option<&ReaderPosition>) -> Value {
     let Some(at) = at else { return json!({ "scroll_id": "", "event": null, "events": [] }) };
     let line: Vec<i64> = samples.keys().filter(|place| place.same_line(at)).map(|place| place.iter).collect();
     let mut answer = json!({
@@ -107,13 +108,13 @@ async fn first(call: Call, request: First, kind: &'static str) -> Result<Value, 
     let from = scroll_id.filter(|id| !id.is_empty()).map(|id| place(&id)).transpose()?;
     let iter = iteration.or_else(|| from.map(|from| from.iter)).unwrap_or(i64::MAX);
     let variant = if kind == PLOT { String::new() } else { variant };
-    let wanted = Place { iter, metric, variant, one_graph };
+    let wanted = ReaderPosition { iter, metric, variant, one_graph };
     let found = samples(&call, &of, kind, &wanted).await?;
     let at = found.keys().rfind(|place| place.same_line(&wanted) && place.iter <= iter).cloned();
     Ok(sample(kind, &found, at.as_ref()))
 }
 
-fn place(scroll_id: &str) -> Result<Place, ApiError> {
+fn place(scroll_id: &str) -> Result<ReaderPosition, ApiError> {
     serde_json::from_str(scroll_id).map_err(|_| ApiError::invalid("scroll_id is none of ours"))
 }
 
@@ -134,7 +135,7 @@ async fn next(call: Call, request: Next, kind: &'static str) -> Result<Value, Ap
     let of = must_exist(&call, &request.task, request.model_events).await?;
     let from = place(&request.scroll_id)?;
     let found = samples(&call, &of, kind, &from).await?;
-    let is_other = |place: &&Place| !request.next_iteration || place.iter != from.iter;
+    let is_other = |place: &&ReaderPosition| !request.next_iteration || place.iter != from.iter;
     let at = if request.navigate_earlier {
         found.range(..&from).map(|(place, _)| place).rfind(is_other)
     } else {

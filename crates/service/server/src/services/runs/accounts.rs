@@ -287,7 +287,7 @@ pub(crate) fn seconds(time: MilliUs) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::services::runs::accounts::*;
+    use super::*;
 
     #[test]
     fn labels_are_tags_with_a_value() {

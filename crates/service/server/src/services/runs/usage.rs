@@ -128,7 +128,7 @@ fn plan(period: Period, days: &[i64]) -> Vec<Stretch> {
 }
 
 /// What was read of a stretch.
-enum Found {
+enum StretchRecords {
     Kept(Vec<(Period, UsagePart)>),
     Read(Box<(Records, sides::Quotas, Vec<Period>)>),
 }
@@ -158,13 +158,13 @@ impl Reader {
         Ok(plan(period, &days.collect::<Vec<_>>()))
     }
 
-    async fn read(&self, stretch: Stretch) -> Result<Found, ApiError> {
+    async fn read(&self, stretch: Stretch) -> Result<StretchRecords, ApiError> {
         let store = &self.app.store;
         let period = match stretch {
             Stretch::Kept(first, end) => {
                 let parts = kept(store, first, end, self.with_tasks).await?;
                 if (first..end).eq(parts.iter().map(|(day, _)| day.from_us.div_euclid(DAY_US))) {
-                    return Ok(Found::Kept(parts));
+                    return Ok(StretchRecords::Kept(parts));
                 }
                 // One of them has changed since.
                 Period { from_us: first * DAY_US, to_us: end * DAY_US }
@@ -176,11 +176,11 @@ impl Reader {
         let days = (period.from_us.div_euclid(DAY_US) + 1..).map(|day| day * DAY_US);
         let days = days.take_while(|day| *day < period.to_us);
         let periods = period.cut(days.chain(self.edges_us.iter().copied()));
-        Ok(Found::Read(Box::new((records, quotas, periods))))
+        Ok(StretchRecords::Read(Box::new((records, quotas, periods))))
     }
 }
 
-impl Found {
+impl StretchRecords {
     fn add_to(self, sums: &mut Sums) {
         match self {
             Self::Kept(parts) => parts.iter().for_each(|(period, part)| sums.add(*period, part)),

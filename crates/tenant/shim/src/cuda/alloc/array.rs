@@ -63,12 +63,12 @@ pub(crate) struct Requirements {
 }
 
 /// An array that the program asks for, in the widest form; `levels` is 0 for one that is not mipmapped.
-struct Wanted {
+struct ArrayRequest {
     descriptor: Descriptor3d<usize>,
     levels: c_uint,
 }
 
-impl Wanted {
+impl ArrayRequest {
     fn flat<S: Width>(d: &Descriptor<S>) -> Self {
         let (width, height) = (d.width.widen() as usize, d.height.widen() as usize);
         Self {
@@ -178,7 +178,7 @@ pub(crate) unsafe fn create<S: Width>(
     unsafe {
         created(
             array,
-            descriptor.as_ref().map(Wanted::flat),
+            descriptor.as_ref().map(ArrayRequest::flat),
             || real(array, descriptor),
             &real::cuArrayDestroy,
         )
@@ -192,7 +192,7 @@ pub(crate) unsafe fn create_3d<S: Width>(
 ) -> Status {
     // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all is passed unchanged.
     unsafe {
-        let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, 0));
+        let wanted = descriptor.as_ref().map(|descriptor| ArrayRequest::deep(descriptor, 0));
         created(array, wanted, || real(array, descriptor), &real::cuArrayDestroy)
     }
 }
@@ -206,7 +206,7 @@ pub(crate) unsafe fn create_mipmapped(
     // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all is passed unchanged.
     unsafe {
         // At least one, so that the probe is mipmapped too.
-        let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, levels.max(1)));
+        let wanted = descriptor.as_ref().map(|descriptor| ArrayRequest::deep(descriptor, levels.max(1)));
         created(array, wanted, || real(array, descriptor, levels), &real::cuMipmappedArrayDestroy)
     }
 }
@@ -217,7 +217,7 @@ type Destroy = Function<unsafe extern "C" fn(Array) -> Status>;
 /// If `real` returns success, the driver has written an array to `array`, and `destroy` is the function that destroys it.
 unsafe fn created(
     array: *mut Array,
-    wanted: Option<Wanted>,
+    wanted: Option<ArrayRequest>,
     real: impl FnOnce() -> Status,
     destroy: &Destroy,
 ) -> Status {

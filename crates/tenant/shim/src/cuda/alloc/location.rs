@@ -18,7 +18,7 @@ pub(crate) struct Location {
 
 /// What a [`Location`] means for the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum LocationKind {
     /// Memory of a GPU: charged there.
     Gpu(Device),
     /// Memory of the host, which is no part of a slice.
@@ -38,24 +38,24 @@ const HOST_NUMA_CURRENT: c_int = 4;
 const DEVICE_LOCALITY_DOMAIN: c_int = 6;
 
 impl Location {
-    pub(crate) const fn place(self) -> Place {
+    pub(crate) const fn place(self) -> LocationKind {
         match self.kind {
-            INVALID => Place::Nowhere,
-            DEVICE => Place::Gpu(self.id),
-            HOST | HOST_NUMA | HOST_NUMA_CURRENT => Place::Host,
+            INVALID => LocationKind::Nowhere,
+            DEVICE => LocationKind::Gpu(self.id),
+            HOST | HOST_NUMA | HOST_NUMA_CURRENT => LocationKind::Host,
             // A part of a GPU's memory (CUDA 13.4). The device is the first byte of the union.
             DEVICE_LOCALITY_DOMAIN => {
                 let [device, ..] = self.id.to_ne_bytes();
-                Place::Gpu(device as Device)
+                LocationKind::Gpu(device as Device)
             }
-            _ => Place::Unknown,
+            _ => LocationKind::Unknown,
         }
     }
 
     /// Where memory of this allocation type (`CUmemAllocationType`) is that comes from a pool or a node of a graph. Managed memory moves between the
     /// host and GPUs, wherever it begins, so it is accounted for in neither.
-    pub(crate) const fn place_of(self, allocation: c_int) -> Place {
-        if allocation == PINNED { self.place() } else { Place::Unknown }
+    pub(crate) const fn place_of(self, allocation: c_int) -> LocationKind {
+        if allocation == PINNED { self.place() } else { LocationKind::Unknown }
     }
 }
 
@@ -68,8 +68,8 @@ mod tests {
     use std::string::{String, ToString as _};
     use std::vec::Vec;
 
+    use super::*;
     use crate::cuda::alloc::array;
-    use crate::cuda::alloc::location::*;
     use crate::cuda::graph;
     use crate::cuda::graph::memory::Role;
 
@@ -98,14 +98,14 @@ mod tests {
         match of {
             // The device's byte is set, and the domain's.
             "CUmemLocationType" => match (Location { kind: at, id: 0x0203 }.place()) {
-                Place::Gpu(0x0203) => "gpu",
-                Place::Gpu(3) => "gpu-of-byte",
-                Place::Gpu(_) => "wrong",
-                Place::Host => "host",
-                Place::Nowhere | Place::Unknown => "refused",
+                LocationKind::Gpu(0x0203) => "gpu",
+                LocationKind::Gpu(3) => "gpu-of-byte",
+                LocationKind::Gpu(_) => "wrong",
+                LocationKind::Host => "host",
+                LocationKind::Nowhere | LocationKind::Unknown => "refused",
             },
             "CUmemAllocationType" => match (Location { kind: DEVICE, id: 0 }.place_of(at)) {
-                Place::Gpu(0) => "gpu",
+                LocationKind::Gpu(0) => "gpu",
                 _ => "refused",
             },
             "CUgraphNodeType" => match Role::of(at) {
@@ -150,10 +150,14 @@ mod tests {
     #[test]
     fn an_unknown_value_is_refused() {
         for kind in (7..1000).chain([5, -1, c_int::MAX, c_int::MIN]) {
-            assert_eq!(Location { kind, id: 0 }.place(), Place::Unknown, "{kind}");
+            assert_eq!(Location { kind, id: 0 }.place(), LocationKind::Unknown, "{kind}");
         }
         for allocation in (2..1000).chain([0, -1, c_int::MAX]) {
-            assert_eq!(Location { kind: DEVICE, id: 0 }.place_of(allocation), Place::Unknown, "{allocation}");
+            assert_eq!(
+                Location { kind: DEVICE, id: 0 }.place_of(allocation),
+                LocationKind::Unknown,
+                "{allocation}"
+            );
         }
     }
 }

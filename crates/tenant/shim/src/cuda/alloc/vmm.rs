@@ -8,7 +8,7 @@ use core::ffi::{c_int, c_void};
 use super::charge;
 use super::charge::SliceGpu;
 use super::export;
-use super::location::{Location, Place};
+use super::location::{Location, LocationKind};
 use crate::cuda::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
@@ -38,12 +38,12 @@ pub(crate) unsafe fn create(
     // SAFETY: the call contract: `properties` is null or valid for the driver to read, and so for us.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
     let device = match location.map(Location::place) {
-        Some(Place::Gpu(device)) => device,
+        Some(LocationKind::Gpu(device)) => device,
         // Without properties the driver says what is missing.
         // SAFETY: the call contract; the arguments are passed unchanged.
-        None | Some(Place::Host) => return unsafe { real(handle, bytes, properties, flags) },
-        Some(Place::Nowhere) => return INVALID_VALUE,
-        Some(Place::Unknown) => return NOT_SUPPORTED,
+        None | Some(LocationKind::Host) => return unsafe { real(handle, bytes, properties, flags) },
+        Some(LocationKind::Nowhere) => return INVALID_VALUE,
+        Some(LocationKind::Unknown) => return NOT_SUPPORTED,
     };
     let gpu = match SliceGpu::of(device) {
         Ok(_) if !bytes.is_multiple_of(PAGE_BYTES) => return INVALID_VALUE,

@@ -61,7 +61,7 @@ const fn digit(value: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::context::visible::*;
+    use super::*;
 
     #[test]
     fn a_name_is_as_nvml_prints_it() {

@@ -9,7 +9,7 @@ use cantle_ledger::{GRANULE_BYTES, MAX_GPUS};
 
 use super::Graph;
 use crate::cuda::alloc::charge::SliceGpu;
-use crate::cuda::alloc::location::Place;
+use crate::cuda::alloc::location::LocationKind;
 use crate::cuda::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool};
 use crate::function::Status;
 use crate::list::{Full, List};
@@ -115,9 +115,9 @@ impl Takes {
             return Ok(());
         };
         let gpu = match parameters.pool.place() {
-            Place::Host => return Ok(()),
-            Place::Gpu(device) => SliceGpu::of(device).map(|gpu| (device, gpu.index)),
-            Place::Nowhere | Place::Unknown => Err(NOT_SUPPORTED),
+            LocationKind::Host => return Ok(()),
+            LocationKind::Gpu(device) => SliceGpu::of(device).map(|gpu| (device, gpu.index)),
+            LocationKind::Nowhere | LocationKind::Unknown => Err(NOT_SUPPORTED),
         };
         match gpu {
             Ok((device, gpu)) => {
@@ -247,7 +247,7 @@ fn child_of(node: Graph) -> Option<Graph> {
 mod tests {
     use std::vec::Vec;
 
-    use crate::cuda::graph::memory::*;
+    use super::*;
 
     const MIB: u64 = 1 << 20;
 

@@ -124,7 +124,8 @@ pub(super) unsafe fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    // This function knows no upload. SAFETY: as above.
+    // This function knows no upload.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`.
     unsafe { instantiated(executable, graph, flags & 1, || real(executable, graph, flags)) }
 }
 
@@ -134,7 +135,8 @@ pub(super) unsafe fn instantiate_with_parameters(
     graph: Graph,
     parameters: *mut InstantiateParameters,
 ) -> Status {
-    // SAFETY: as above; `parameters` is null or valid for the driver to read, and so for us.
+    // SAFETY: the call contract, the arguments are passed unchanged; the out-parameter contract for `executable`; `parameters` is
+    // null or valid for the driver to read, and so for the filter.
     unsafe {
         let flags = parameters.as_ref().map_or(0, |parameters| parameters.flags);
         instantiated(executable, graph, flags, || real(executable, graph, parameters))

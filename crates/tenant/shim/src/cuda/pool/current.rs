@@ -109,7 +109,7 @@ fn device_of(stream: Stream) -> Result<Option<Device>, Status> {
     if told != SUCCESS {
         // A stream of a green context (CUDA 12.4) has no context to tell; what it has is a device (12.8).
         let mut device = 0;
-        // SAFETY: as above; `device` is a live local of the type that the function writes.
+        // SAFETY: the call contract for `stream`; `device` is a live local of the type that the function writes.
         let asked = driver::cuStreamGetDevice.get().map(|get| unsafe { get(stream, &raw mut device) });
         return if asked == Ok(SUCCESS) { Ok(Some(device)) } else { Err(told) };
     }

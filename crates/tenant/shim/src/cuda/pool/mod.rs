@@ -22,7 +22,7 @@ use super::{Address, Context, Device, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMOR
 use crate::capture_mode::RelaxedMode;
 use crate::cuda::alloc::charge;
 use crate::cuda::alloc::charge::SliceGpu;
-use crate::cuda::alloc::location::{Location, Place};
+use crate::cuda::alloc::location::{Location, LocationKind};
 use crate::cuda::pool::reserved::{LEAVING, UNSURE, reserve_growth, settle_all, trim};
 use crate::function::Status;
 use crate::gate;
@@ -43,7 +43,7 @@ pub(super) struct Properties {
 }
 
 impl Properties {
-    pub(super) const fn place(&self) -> Place {
+    pub(super) const fn place(&self) -> LocationKind {
         self.location.place_of(self.kind)
     }
 }
@@ -87,13 +87,13 @@ pub(super) unsafe fn of_location(
 pub(super) fn learn(pool: Pool, location: Location, kind: c_int) {
     match location.place_of(kind) {
         // If there is no room, its first allocation tries again.
-        Place::Gpu(device) => drop(know(pool, device)),
-        Place::Host => {
+        LocationKind::Gpu(device) => drop(know(pool, device)),
+        LocationKind::Host => {
             if let Some(process) = process() {
                 let _full = process.host_pools.insert(Entry::new(pool as u64, 0, 0, 0));
             }
         }
-        Place::Nowhere | Place::Unknown => {}
+        LocationKind::Nowhere | LocationKind::Unknown => {}
     }
 }
 

@@ -277,7 +277,7 @@ fn each_pool(work: impl Fn(SliceGpu, Pool)) {
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::pool::reserved::*;
+    use super::*;
 
     #[test]
     fn a_request_takes_whole_slots_of_what_is_idle() {

@@ -174,7 +174,7 @@ proptest! {
         let period = Period { from_us: 0, to_us: END_US };
         let mut whole = sums(&by);
         let found = (records(&runs, period), quotas(period), vec![period]);
-        Found::Read(Box::new(found)).add_to(&mut whole);
+        StretchRecords::Read(Box::new(found)).add_to(&mut whole);
         let mut kept = sums(&by);
         for part in period.cut(cuts) {
             let made = records(&runs, part).parts_of(&[part], &quotas(part)).remove(0);

@@ -1,5 +1,5 @@
-//! The server's bell: it rings when a task comes into one of our queues, so that the task does not wait for the next poll. It only
-//! saves time: the agent polls as well, and servers without a bell are polled alone.
+//! The server's wakeups: one arrives when a task comes into one of the agent's queues, so that the task does not wait for the next
+//! poll. They only save time: the agent also polls, and a server of an older version is only polled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use tokio::time::sleep;
 use crate::environment::Environment;
 use crate::listener::{AGAIN, Listener, WAIT};
 
-/// The shortest time between two rings. Each pass asks the server several times.
+/// The shortest time between two wakeups. Each pass asks the server several times.
 const GAP: Duration = Duration::from_millis(50);
 
-pub(crate) struct Doorbell {
-    rung: Arc<Notify>,
+pub(crate) struct Wakeups {
+    arrived: Arc<Notify>,
     has_room: watch::Sender<bool>,
     listening: Listener,
 }
 
-impl Doorbell {
-    /// Rings only while [`Doorbell::set_room`] says so: a task wakes one agent, and a full one could not take it.
+impl Wakeups {
+    /// Asks for wakeups only while [`Wakeups::set_room`] says so: a task wakes one agent, and a full one could not take it.
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (has_room, room) = watch::channel(false);
-        let rung = Arc::new(Notify::new());
-        let listening = Listener::start(listen(Arc::clone(env), room, Arc::clone(&rung)));
-        Self { rung, has_room, listening }
+        let arrived = Arc::new(Notify::new());
+        let listening = Listener::start(listen(Arc::clone(env), room, Arc::clone(&arrived)));
+        Self { arrived, has_room, listening }
     }
 
-    /// Until it rings.
-    pub(crate) async fn rung(&self) {
-        self.rung.notified().await;
+    /// Until one arrives.
+    pub(crate) async fn woken(&self) {
+        self.arrived.notified().await;
     }
 
     /// Ends, with its use of the agent's driver.
@@ -45,14 +45,14 @@ impl Doorbell {
     }
 }
 
-async fn listen(env: Arc<Environment>, mut room: watch::Receiver<bool>, rung: Arc<Notify>) {
+async fn listen(env: Arc<Environment>, mut room: watch::Receiver<bool>, arrived: Arc<Notify>) {
     let queues = env.queues.iter().map(|queue| queue.id.0.clone()).collect();
     let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
     let request = WaitForTasks { queues, wait_ms };
     while room.wait_for(|has_room| *has_room).await.is_ok() {
         match env.server.call(&request).await {
             Ok(answer) if answer.rung => {
-                rung.notify_one();
+                arrived.notify_one();
                 sleep(GAP).await;
             }
             Ok(_) => {}

@@ -16,12 +16,12 @@ use crate::environment::Environment;
 type Watched = Mutex<BTreeMap<LeaseId, Stopper>>;
 
 /// The tasks that are watched. The thread ends with this value, and with it its use of the driver.
-pub(super) struct Sentry {
+pub(super) struct WatchdogThread {
     watched: Arc<Watched>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Sentry {
+impl WatchdogThread {
     /// Begins to watch; findings go to `sender`.
     pub(super) fn start(env: &Arc<Environment>, sender: UpdateSender) -> Self {
         let watched = Arc::new(Watched::default());
@@ -39,7 +39,7 @@ impl Sentry {
     }
 }
 
-impl Drop for Sentry {
+impl Drop for WatchdogThread {
     fn drop(&mut self) {
         self.watched = Arc::default();
         if let Some(thread) = self.thread.take() {
@@ -64,7 +64,7 @@ fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
             let is_to_end = matches!(finding, Finding::Guilty(_)) && env.config.watch == Watch::Kill;
             let stopper = known.get(&lease).filter(|_| is_to_end);
             // First, so that the reason is known when the end is.
-            let _ = sender.send((lease, Update::Found(finding)));
+            let _ = sender.send((lease, Update::TableEntry(finding)));
             if let Some(stopper) = stopper {
                 stopper.kill_now();
             }
