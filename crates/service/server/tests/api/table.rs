@@ -31,6 +31,12 @@ pipelines, hyperparameter optimization, triggers) call none of them.
 * `events.clear_task_log` has no `include_metrics` and no `exclude_metrics`. They answer 400.
 * The server closes a connection of ClearML's SDK after each answer. The SDK shares connections that are kept with the processes that it is forked into,
   and their requests then arrive mixed at any server.
+* `queues.get_next_task` has the field `wait_ms`: the server waits that long for a task.
+* A body may have 16 MiB, and a batch of events 64 MiB. A name or a status message may have 64 KiB.
+* `tasks.started`, `completed`, `stopped` and `failed`, `queues.add_task` and `cantle.report_task` have the field `run`. A call that names an older run of the
+  task than the present one is refused.
+* The id of a model that a client chooses has 32 hex digits in lower case, and must be new. The parent of a task must be a task that the caller may see.
+* A project's name has one spelling, as on ClearML's server: `vision//x /` is `vision/x`. A name with a part `.` or `..` is refused.
 * There is one company.
 
 ";
