@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prints the notes of a release: its part of CHANGELOG.md. Fails if VERSION is not that of the workspace, or if CHANGELOG.md has no part for it.
-Remove “(unreleased)” from the heading first."""
+A heading is the version alone, or with its date: “0.2.0 (2026-12-24)”. “(unreleased)” is no date: remove it first."""
 
 import pathlib
 import re
@@ -11,9 +11,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def notes(changelog, version):
-    """The lines below the heading that is that version, or None."""
+    """The lines below the heading that is that version, with or without a date, or None."""
     parts = re.split(r"^## +(.*\S)\s*$", changelog, flags=re.M)
-    return next((text.strip() for name, text in zip(parts[1::2], parts[2::2]) if name == version and text.strip()), None)
+    heading = re.compile(re.escape(version) + r"( +\(\d{4}-\d\d-\d\d\))?")
+    return next((text.strip() for name, text in zip(parts[1::2], parts[2::2]) if heading.fullmatch(name) and text.strip()), None)
 
 
 def main(version):

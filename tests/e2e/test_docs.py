@@ -13,7 +13,7 @@ FENCE = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 
 
 def pages():
-    return [*ROOT.glob("*.md"), *(page for page in DOCS.rglob("*.md"))]
+    return [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "changes").glob("*.md")]
 
 
 def prose(page):
@@ -29,7 +29,11 @@ def anchors(page):
 
 
 def target(page, file):
-    return ROOT / file.removeprefix(SOURCE) if file.startswith(SOURCE) else page.parent / file
+    if file.startswith(SOURCE):
+        return ROOT / file.removeprefix(SOURCE)
+    # A fragment becomes a part of CHANGELOG.md.
+    is_fragment = page.parent == ROOT / "changes" and page.name != "README.md"
+    return (ROOT if is_fragment else page.parent) / file
 
 
 def links():
