@@ -113,7 +113,7 @@ impl Arbiter {
         }
     }
 
-    /// Work that makes no progress can't be weighted.
+    /// Work that makes no progress cannot be weighted.
     fn judge_progress(&mut self) {
         let (now_ns, limit_ns) = (self.now_ns, self.parameters.unweightable_ns);
         for slice in self.slices.values_mut() {

@@ -3,7 +3,7 @@
 use crate::MS;
 
 /// The constants of the policy. Those of [`Parameters::default`] come from a discrete-event simulation of the policy (docs/adr/0024),
-/// in which each was varied by itself.
+/// in which each parameter was varied separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// Length of a turn. Between 2 and 10 ms it hardly changes the shares. A drain costs up to 0.2 ms, so turns of 5 ms leave 3.9 % of the

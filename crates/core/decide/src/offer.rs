@@ -13,7 +13,7 @@ pub struct Offer {
     pub gpu: Gpu,
     /// Its MIG profiles and their placements, if it is in MIG mode or can change into it; none if they are not known.
     pub table: Option<Arc<Table>>,
-    /// Does it change between shares and MIG instances by itself, when it is idle?
+    /// Does it switch between shares and MIG instances automatically, when it is idle?
     pub switches: bool,
     /// MIG instances that exist and that no lease holds. Busy ones belong to other programs.
     pub instances: Vec<Instance>,

@@ -37,7 +37,7 @@ pub(crate) fn enter(snapshot: &mut Snapshot, fleet: &Fleet, ending: &BTreeSet<Le
             running.started_at_ms = held.started_ms;
             running.stopping = held.stopping.as_ref().map(|stopping| stopping.cause);
         } else {
-            // `cantle run`, or not yet reported to the server: it is not ours to stop.
+            // `cantle run`, or not yet reported to the server: the scheduler may not stop it.
             running.preemptible = false;
         }
         if ending.contains(&running.lease) {

@@ -109,8 +109,8 @@ impl SnapshotBuilder {
         self
     }
 
-    /// The use under quotas, from the server: whose the running tasks are, and what is held on other nodes. The leases in
-    /// `ending` will be free soon, for any reason of their stop.
+    /// The use under quotas, from the server: the owners of the running tasks, and what is held on other nodes. The
+    /// leases in `ending` will be free soon, for any reason of their stop.
     #[must_use]
     pub fn under_quotas(mut self, fleet: &Fleet, ending: BTreeSet<LeaseId>) -> Self {
         self.fleet = Some((fleet.clone(), ending));

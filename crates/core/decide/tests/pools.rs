@@ -110,7 +110,7 @@ fn a_task_gets_a_gpu_of_its_pools_and_no_other() {
         why(&plan, "a2"),
         "needs 1 GPU, nothing free (1 of 1 in use); project a may use the pool small"
     );
-    // Whoever plans it, the audit refuses the other GPU.
+    // The audit refuses the other GPU, whatever made the plan.
     let alone = World::new(vec![only(quota("a", 2000), &["small"])]).waits("a1", "a", true);
     let mut start = alone.plan().starts.remove(0);
     assert_eq!(check(&alone.snapshot(), start.clone()), Ok(()));

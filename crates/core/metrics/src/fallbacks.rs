@@ -11,9 +11,10 @@ use crate::{Exposition, MetricKind, precise};
 pub enum Fallback {
     /// A task status that this version does not know: the task counts as `unknown`.
     UnknownStatus,
-    /// A task's request for GPUs that can't be read: the task counts as one that requests nothing, until it is refused.
+    /// A task's request for GPUs that cannot be read: the task counts as one that requests nothing, until it is
+    /// refused.
     UnreadableRequest,
-    /// Leases on disk that can't be read: a plan is taken for out of date.
+    /// Leases on disk that cannot be read: a plan is taken for out of date.
     UnreadableLeases,
     /// An object of Kubernetes without a uid: it has the empty one.
     MissingUid,

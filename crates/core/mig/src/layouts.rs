@@ -1,4 +1,5 @@
-//! What each layout of busy instances on one GPU is worth: the compute slices of work that it will accept, relative to others.
+//! The value of each layout of busy instances on one GPU: the compute slices of work that it will accept, relative to
+//! others.
 //!
 //! The values are those of the exact optimum of one GPU ([`crate::Optimum`]), for the requested mix at a low and at a high load. No load is known here,
 //! and a layout that is good at both loses little at any between them. They choose the place on a GPU; between GPUs, `room` decides
@@ -74,7 +75,7 @@ impl Layouts {
         Self(states.iter().map(costs).collect())
     }
 
-    /// What the places beside these busy ones cost; none if the layout is none of this table's.
+    /// The costs of the places that are free next to these busy ones; none if this table does not have the layout.
     pub(crate) fn costs(&self, busy: &Busy) -> &[(u32, f64)] {
         self.0.get(busy).map_or(&[], Vec::as_slice)
     }
@@ -83,6 +84,6 @@ impl Layouts {
 fn mix(table: &Table, weights: &[f64]) -> Mix {
     let requested: Vec<usize> = table.plain().filter(|at| weights[*at] > 0.0).collect();
     let sum: f64 = requested.iter().map(|at| weights[*at]).sum();
-    // What is requested at all counts.
+    // Every profile that is requested at all counts.
     requested.into_iter().map(|at| (at, (weights[at] / sum * PARTS).round().max(1.0))).collect()
 }

@@ -43,7 +43,7 @@ pub(crate) struct Chain {
 
 impl Optimum {
     /// The optimum for profiles requested in these proportions, together so often that they would keep `load` of all
-    /// compute slices busy. Profiles that the table doesn't have are left out.
+    /// compute slices busy. Profiles that the table does not have are left out.
     #[must_use]
     pub fn new(table: &Arc<Table>, demand: &[(String, f64)], load: f64) -> Self {
         let known = demand.iter().filter_map(|(name, weight)| Some((table.position(name)?, *weight)));

@@ -19,7 +19,7 @@ pub struct Instance {
     pub profile: usize,
     /// First unit of its place.
     pub start: u32,
-    /// Does a task hold it, or is it not ours to destroy? Never touched then.
+    /// Does a task hold it, or is it an instance that cantle may not destroy? Never touched then.
     pub busy: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct Planner {
     known: Vec<TableFacts>,
 }
 
-/// What is known about GPUs with one table.
+/// Facts about GPUs with one table.
 #[derive(Clone, Debug, PartialEq)]
 struct TableFacts {
     table: Arc<Table>,
@@ -101,8 +101,8 @@ impl Planner {
     /// A place for an instance of the profile named `name` on one of `gpus`; `None` if there is none without touching
     /// a busy instance. A GPU whose table has no such profile is passed over.
     ///
-    /// On each GPU the place that costs the least there stands for it; the node's room decides between GPUs. What is lost comes first because a
-    /// bad place stays for as long as its task, while making an instance takes a second.
+    /// On each GPU the place that costs the least represents it; the node's room decides between GPUs. The lost
+    /// capacity comes first because a bad place stays for as long as its task, while making an instance takes a second.
     #[must_use]
     pub fn decide(&self, gpus: &[GpuGeometry], name: &str) -> Option<Decision> {
         if let [only] = gpus {

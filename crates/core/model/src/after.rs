@@ -1,4 +1,4 @@
-//! What a task waits for: the end of other tasks.
+//! The conditions that a task waits for: the end of other tasks.
 
 use std::fmt;
 use std::str::FromStr;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What happens when the budget of a project is used up. Tasks that run are never stopped for it.
+/// The action when the budget of a project is used up. Tasks that run are never stopped for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtFull {
@@ -56,7 +56,7 @@ pub struct Budget {
     /// An event is recorded from this part on, in percent.
     #[serde(default = "Budget::warn_percent")]
     pub warn_percent: u32,
-    /// What happens when it is used up.
+    /// The action when it is used up.
     #[serde(default)]
     pub at_full: AtFull,
 }

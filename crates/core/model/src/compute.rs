@@ -146,7 +146,7 @@ impl ComputeRequest {
     /// Its terms for the slices that a task got; none for the driver's division.
     ///
     /// # Errors
-    /// [`ComputeError`] if it can't be kept there.
+    /// [`ComputeError`] if it cannot be kept there.
     pub fn share_of(&self, slices: &[Slice]) -> Result<Option<ComputeShare>, ComputeError> {
         match slices {
             [] => Ok(None),
@@ -181,7 +181,7 @@ impl ComputeRequest {
     }
 }
 
-/// Why a request for compute can't be one.
+/// Why a request for compute cannot be one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ComputeError {
     /// Not a mode.
@@ -245,7 +245,7 @@ pub enum ComputeError {
     Unenforceable {
         /// The request.
         mode: ComputeMode,
-        /// What can't keep it.
+        /// The mechanism that cannot enforce it.
         what: String,
     },
 }

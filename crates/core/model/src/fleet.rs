@@ -31,7 +31,7 @@ pub struct Fleet {
     pub elsewhere: Vec<HeldElsewhere>,
     /// Tasks that wait in the agent's queues: the first ones of each project, in order.
     pub waiting: Vec<WaitingTask>,
-    /// Evictions that this answer knows of, to be given back with the next wish to evict.
+    /// Evictions that this answer knows of, to be given back with the next request to evict.
     pub evictions: i64,
     /// By project: its past use, those below it included, in millionths of what there is. Empty if past use does not count.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

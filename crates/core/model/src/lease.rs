@@ -31,7 +31,7 @@ impl Slice {
     }
 }
 
-/// What a cluster's scheduler has allocated of one GPU. No slice that serves the allocation may have more.
+/// The allocation of one GPU by a cluster's scheduler. No slice that serves the allocation may have more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllocatedPart {
     /// A part of the memory, or all of it.
@@ -89,7 +89,7 @@ impl fmt::Display for AllocatedPart {
     }
 }
 
-/// What keeps a lease alive: a process, named so that a reused pid is not mistaken for it.
+/// The process that keeps a lease alive, named so that a reused pid is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// Process id on the node.
@@ -173,8 +173,8 @@ pub struct Lease {
     /// The suspension of its task, from before the first step until the task runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspension: Option<Suspension>,
-    /// How often the slices of the running task have changed: it was suspended, resumed or resized. A lease that says something else with
-    /// the same number was changed by somebody else.
+    /// How often the slices of the running task have changed: it was suspended, resumed or resized. A lease with the
+    /// same number and another content was changed by another program.
     #[serde(default, skip_serializing_if = "is_none")]
     pub changes: u32,
 }
@@ -221,7 +221,8 @@ impl Lease {
         slices.map(|slice| slice.memory_limit_bytes).sum()
     }
 
-    /// What enforces the memory limit of this slice of the lease, the strongest first; nothing until the task has started.
+    /// The mechanisms that enforce the memory limit of this slice of the lease, the strongest first; nothing until the
+    /// task has started.
     #[must_use]
     pub fn enforced_by(&self, slice: &Slice) -> Vec<LimitBackend> {
         let strongest = match slice {
@@ -232,8 +233,8 @@ impl Lease {
         strongest.into_iter().chain([LimitBackend::Filter]).collect()
     }
 
-    /// What allocations of this slice of the lease leave for modules, which no call asks for: at most half of a part of a GPU. A program that has a
-    /// whole GPU or an instance to itself hurts nobody.
+    /// The memory that allocations of this slice of the lease leave for modules, which no call requests: at most half
+    /// of a part of a GPU. A program that has a whole GPU or an instance to itself takes nothing from others.
     #[must_use]
     pub fn module_reserve(&self, slice: &Slice) -> u64 {
         match slice {

@@ -1,8 +1,8 @@
-//! What was measured of a run, for accounts and advice.
+//! Measurements of a run, for accounts and advice.
 
 use serde::{Deserialize, Serialize};
 
-/// What a run used of its slices, as far as it was measured: nothing here is estimated.
+/// The use of its slices by a run, as far as it was measured: nothing here is estimated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
@@ -10,7 +10,8 @@ pub struct Measured {
     /// used a GPU, or none was observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
-    /// GPU time that it was charged, in microseconds; `None` where the driver divides the compute time, which counts nobody's.
+    /// GPU time that it was charged, in microseconds; `None` where the driver divides the compute time, which counts
+    /// the time of no task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_time_us: Option<u64>,
 }

@@ -34,7 +34,7 @@ impl Pool {
     /// Can it be defined like this?
     ///
     /// # Errors
-    /// The name can't be one, or no pattern selects GPUs.
+    /// The name cannot be one, or no pattern selects GPUs.
     pub fn check(&self) -> Result<(), PoolError> {
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         let Self { name, nodes, models } = self;
@@ -69,7 +69,7 @@ pub fn pools_of(pools: &[Pool], node: &str, model: &str) -> Vec<String> {
     pools.iter().filter(|pool| pool.has(node, model)).map(|pool| pool.name.clone()).collect()
 }
 
-/// Why a pool can't be.
+/// Why a pool cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// Not a name.

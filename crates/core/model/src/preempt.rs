@@ -1,12 +1,12 @@
-//! What is done with a running task that has to make room for another one.
+//! The action on a running task that has to make room for another one.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What is done with a running task that has to make room for another one: the ways that are tried, in order. What cannot be suspended is always
-/// queued again, so there are two lists only.
+/// The actions that are tried, in order, on a running task that has to make room for another one. A task that cannot be
+/// suspended is always queued again, so there are two lists only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub enum Preempt {

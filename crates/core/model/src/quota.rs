@@ -246,7 +246,7 @@ impl fmt::Display for ProjectQuota {
     }
 }
 
-/// Why a quota can't be.
+/// Why a quota cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// The guaranteed amount could never be allocated.

@@ -66,7 +66,7 @@ impl GpuRequest {
         }
     }
 
-    /// The share of one GPU without MIG of `memory_bytes` that the request takes; `None` if such a GPU can't serve it
+    /// The share of one GPU without MIG of `memory_bytes` that the request takes; `None` if such a GPU cannot serve it
     /// (too little memory, or a MIG profile). The one place where requests become amounts.
     ///
     /// Bytes decide: a limit is the requested amount, rounded down to whole granules. Its count follows from it
@@ -142,7 +142,7 @@ pub enum Isolation {
     Shared,
 }
 
-/// Why a request can't be one.
+/// Why a request cannot be one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// Not an amount.

@@ -18,7 +18,7 @@ pub enum SuspensionStep {
     Failed,
 }
 
-/// What a lease notes about the suspension of its task, from before the first step until the task runs again.
+/// The note of a lease about the suspension of its task, from before the first step until the task runs again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspension {
     /// How far it has got.
@@ -35,7 +35,7 @@ pub struct Suspension {
     /// The processes that use a GPU. Each is here before it is locked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Holder>,
-    /// It made room for another task, and comes back by itself as soon as there is room.
+    /// It made room for another task, and comes back without a command as soon as there is room.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub yields: bool,
     /// Why it failed.

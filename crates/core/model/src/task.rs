@@ -15,7 +15,7 @@ pub enum TaskStatus {
     Queued,
     /// Taken by an agent, or run by hand.
     InProgress,
-    /// Ended because somebody asked.
+    /// Ended on request.
     Stopped,
     /// Ended well.
     Completed,
@@ -51,7 +51,7 @@ impl TaskStatus {
         WORDS.iter().find(|(status, _)| *status == self).map_or("unknown", |(_, word)| word)
     }
 
-    /// Nothing more will happen by itself.
+    /// Nothing more will happen without a command.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Stopped | Self::Completed | Self::Failed | Self::Closed | Self::Published)

@@ -130,7 +130,7 @@ impl Node {
     }
 }
 
-/// A GPU and what cantle can't decide about it.
+/// A GPU and what cantle cannot decide about it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GpuState {
@@ -167,7 +167,7 @@ pub struct Running {
     pub node: String,
     /// Its slices, at most one per GPU.
     pub slices: Vec<Slice>,
-    /// What it takes of the host.
+    /// Its use of the host.
     pub host: Host,
     /// When it started, in milliseconds since the epoch.
     pub started_at_ms: i64,
@@ -296,7 +296,7 @@ impl Queue {
 pub struct Waiting {
     /// The task.
     pub task: TaskId,
-    /// Its own wish; heeded by queues with [`cantle_model::QueueWant::Task`].
+    /// Its own request; honored by queues with [`cantle_model::QueueWant::Task`].
     pub request: Option<GpuRequest>,
     /// The number of GPUs on which a fraction or an amount of memory is requested; 1 or more, all on one node.
     pub devices: u32,
@@ -308,7 +308,7 @@ pub struct Waiting {
     pub isolation: Isolation,
     /// Its request for the GPU's compute time.
     pub compute: ComputeRequest,
-    /// What it takes of the host.
+    /// Its use of the host.
     pub host: Host,
     /// When it was enqueued, in milliseconds since the epoch.
     pub enqueued_at_ms: i64,
@@ -371,7 +371,7 @@ impl Waiting {
         weighed(amounts, self.quota_milli)
     }
 
-    /// The same with its own wish.
+    /// The same with its own request.
     #[must_use]
     pub fn wanting(mut self, request: GpuRequest) -> Self {
         self.request = Some(request);

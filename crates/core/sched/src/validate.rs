@@ -2,7 +2,7 @@
 
 use cantle_model::{Gpu, QueueSpec};
 
-/// Why a daemon's queues can't be served with its GPUs.
+/// Why a daemon's queues cannot be served with its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DemandError {
     /// A queue that could never be served would block all below it.
@@ -25,7 +25,7 @@ pub enum DemandError {
 /// Checks that each queue can be served by `gpus` and is named once.
 ///
 /// # Errors
-/// Names the first queue that can't be, its demand and the number of GPUs.
+/// Names the first queue that cannot be, its demand and the number of GPUs.
 pub fn validate_queues(specs: &[QueueSpec], gpus: &[Gpu]) -> Result<(), DemandError> {
     for (at, spec) in specs.iter().enumerate() {
         let demand = spec.want.min_gpus();

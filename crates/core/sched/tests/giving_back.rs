@@ -1,5 +1,5 @@
-//! What a project deserves comes back whenever there is a set of tasks whose end makes room and that may be stopped.
-//! On small clusters all sets are tried, by rules written independently of the planner.
+//! A project gets its quota back whenever there is a set of tasks whose end makes room and that may be stopped. On
+//! small clusters all sets are tried, by rules written independently of the planner.
 
 #![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
@@ -203,7 +203,7 @@ impl Rules<'_> {
         u64::from(self.units[unit].on.iter().sum::<u32>()) * 1000
     }
 
-    /// What a project and those below it hold after the units of others in `stopped` have.
+    /// The amount that a project and those below it hold after the units of others in `stopped` have ended.
     fn held(&self, project: usize, stopped: &BTreeSet<usize>) -> u64 {
         let counts = |unit: &usize| {
             let of = self.units[*unit].project;
@@ -334,7 +334,7 @@ proptest! {
             }
         }
     }
-    /// Nobody takes from each other in turn, in departments neither.
+    /// No two projects reclaim GPUs from each other in turn, also not in departments.
     #[test]
     fn giving_back_comes_to_an_end(world in world(), consolidate in any::<bool>()) {
         let (mut state, _) = world.state();

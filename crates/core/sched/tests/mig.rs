@@ -198,7 +198,7 @@ fn the_instance_of_a_task_that_just_got_it_is_no_foreign_one() {
     let (mut seen, mut taken) = (world.state.clone(), world.state.clone());
     seen.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 2);
     assert_eq!(audit(&seen, &next), []);
-    // Negative control: at the place of the task that is to start, it is somebody else's.
+    // Negative control: at the place of the task that is to start, it belongs to another process.
     taken.nodes[0].gpus[0].mig.as_mut().unwrap().occupy(small, 0);
     assert!(matches!(audit(&taken, &next)[..], [Violation::Instances { .. }]));
 }

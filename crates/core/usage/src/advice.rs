@@ -1,6 +1,7 @@
 //! Advice on sizes: the share of a GPU that would have been enough for the runs of a task.
 
-/// What a peak is raised by before it is compared with a limit, in percent: the next run may need a little more.
+/// The margin that is added to a peak before it is compared with a limit, in percent: the next run may need a little
+/// more.
 pub const RESERVE_PERCENT: u64 = 10;
 
 /// Fewer runs than this do not show what the next one needs.
@@ -9,7 +10,7 @@ pub const LEAST_RUNS: usize = 3;
 /// The shares that people ask for, in thousandths.
 const SIZES: [u32; 7] = [125, 250, 375, 500, 625, 750, 875];
 
-/// A run that ended by itself, with a share of one GPU.
+/// A run that ended without a stop, with a share of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// All memory of its GPU.
@@ -35,7 +36,7 @@ pub struct SmallerShare {
     pub limit_bytes: u64,
     /// The number of runs.
     pub runs: usize,
-    /// What the smaller share would have left to others, in thousandths of a GPU times microseconds.
+    /// The capacity that the smaller share would have left to others, in thousandths of a GPU times microseconds.
     pub spare: u128,
 }
 

@@ -7,7 +7,7 @@ use crate::{MilliUs, Period};
 /// A whole GPU.
 const WHOLE: u32 = 1000;
 
-/// What a GPU was, apart from what runs held of it.
+/// The state of a GPU, for the parts that no run held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GpuPresence {
     /// It could take tasks.
@@ -45,15 +45,15 @@ pub struct Hold {
 /// The time of a GPU, divided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Division {
-    /// What each run had; a run has one entry at most.
+    /// The GPU time of each run; a run has one entry at most.
     pub shares: BTreeMap<usize, MilliUs>,
-    /// What of that was within a quota.
+    /// The part of it that was within a quota.
     pub guaranteed: BTreeMap<usize, MilliUs>,
-    /// What nobody had, by the state of the GPU.
+    /// The rest, which no run had, by the state of the GPU.
     pub rest: BTreeMap<GpuPresence, MilliUs>,
     /// The part of the shares during times of which no state is recorded.
     pub unrecorded: MilliUs,
-    /// What was taken from runs whose end was reported after another run had begun in their place.
+    /// The time that was taken from runs whose end was reported after another run had begun in their place.
     pub late: MilliUs,
 }
 

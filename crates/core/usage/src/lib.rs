@@ -1,4 +1,5 @@
-//! The account of GPUs: who had how much of each for how long, and what nobody had. Pure: no clock and no database.
+//! The account of GPUs: the part of each that a user had, for how long, and the time that no run had. Pure: no clock
+//! and no database.
 //!
 //! The time of one GPU is divided into the shares of runs and a rest, which is free, faulty or away. The parts of each division add
 //! up to the whole: they are whole numbers of [`MilliUs`], and nothing is rounded.

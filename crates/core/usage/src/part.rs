@@ -126,15 +126,15 @@ pub struct PartGpu {
     pub recorded: Option<(i64, i64, u64)>,
     /// These times have neither gaps nor overlaps.
     pub follow: bool,
-    /// What nobody had: free, faulty, away.
+    /// Time that no run had: free, faulty, away.
     pub rest: [MilliUs; 3],
     /// The part of the shares during times of which no state is recorded.
     pub unrecorded: MilliUs,
-    /// What was taken from runs whose end was reported late.
+    /// The time that was taken from runs whose end was reported late.
     pub late: MilliUs,
 }
 
-/// What a run had of a GPU.
+/// A run's use of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartShare {
     /// Index of the run.
@@ -143,7 +143,7 @@ pub struct PartShare {
     pub gpu: u32,
     /// GPU time.
     pub had: MilliUs,
-    /// What of it was within a quota.
+    /// The part of it that was within a quota.
     pub guaranteed: MilliUs,
     /// The memory limit per thousandth of the share, in bytes.
     pub memory_per_milli: u64,
@@ -159,7 +159,7 @@ pub struct UsagePart {
     pub(crate) gpus: Vec<PartGpu>,
     /// The shares of a run follow each other.
     pub(crate) shares: Vec<PartShare>,
-    /// What projects (by id) lent.
+    /// The amounts that projects (by id) lent.
     pub(crate) lent: Vec<(Text, MilliUs)>,
     /// Of each run; empty if the part was read without them.
     #[serde(skip)]
@@ -167,7 +167,7 @@ pub struct UsagePart {
 }
 
 impl UsagePart {
-    /// The form of [`UsagePart::encode`]. What has another one is not read.
+    /// The form of [`UsagePart::encode`]. Other forms are not read.
     pub const FORM: i64 = 1;
 
     /// The part, and its tasks.
@@ -223,7 +223,7 @@ impl UsagePart {
         &self.tasks
     }
 
-    /// What projects (by id) lent.
+    /// The amounts that projects (by id) lent.
     pub fn lent(&self) -> impl Iterator<Item = (&str, MilliUs)> {
         self.lent.iter().map(|(project, lent)| (self.text(*project), *lent))
     }
@@ -268,7 +268,8 @@ impl PartBuilder {
         new
     }
 
-    /// Adds a GPU, with what nobody had of it; the index of it. `recorded` are the times for which its state is known, in order.
+    /// Adds a GPU, with the time that no run had of it; the index of it. `recorded` are the times for which its state
+    /// is known, in order.
     pub fn gpu(&mut self, mut gpu: PartGpu, recorded: &[Period], division: &Division) -> u32 {
         let rest = |state| division.rest.get(&state).copied().unwrap_or(0);
         gpu.rest = [GpuPresence::Here, GpuPresence::Faulty, GpuPresence::Away].map(rest);

@@ -19,7 +19,7 @@ impl Period {
         u64::try_from(self.to_us.saturating_sub(self.from_us)).unwrap_or(0)
     }
 
-    /// What of it lies in `other`.
+    /// The part of it that lies in `other`.
     #[must_use]
     pub fn within(self, other: Self) -> Self {
         let from_us = self.from_us.max(other.from_us);

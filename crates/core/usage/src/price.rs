@@ -1,4 +1,4 @@
-//! What a GPU-hour costs.
+//! The price of a GPU-hour.
 
 use std::fmt;
 

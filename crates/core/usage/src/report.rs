@@ -11,11 +11,11 @@ use crate::price::Cost;
 pub enum TimeKind {
     /// Runs had it.
     Allocated,
-    /// Nobody had it, and a task could have had it.
+    /// No run had it, and a task could have had it.
     Free,
-    /// Nobody had it; the GPU had a fault.
+    /// No run had it; the GPU had a fault.
     Faulty,
-    /// Nobody had it; the node or the GPU was away.
+    /// No run had it; the node or the GPU was away.
     Away,
 }
 
@@ -33,11 +33,11 @@ pub enum Column {
         /// By run, for runs without a GPU; empty: they have none.
         without: Vec<Text>,
     },
-    /// What was within the quota of the project, and what was borrowed; lines of nobody have none.
+    /// The texts for use within the quota of the project and for borrowed use; lines without a run have none.
     Side([Text; 2]),
 }
 
-/// What a line of a report is about.
+/// The subject of a line of a report.
 #[derive(Clone, Copy)]
 enum Whose {
     /// A run with its GPU, and its side.
@@ -147,11 +147,11 @@ pub struct GpuSums {
     pub recorded_us: u64,
     /// GPU time of runs.
     pub allocated: MilliUs,
-    /// What nobody had: free, faulty, away.
+    /// Time that no run had: free, faulty, away.
     pub rest: [MilliUs; 3],
     /// The part of the shares during times of which no state is recorded.
     pub unrecorded: MilliUs,
-    /// What was taken from runs whose end was reported late.
+    /// The time that was taken from runs whose end was reported late.
     pub late: MilliUs,
     has_gap: bool,
     /// The end of the time for which its state is known.
@@ -295,7 +295,7 @@ impl Report {
         let named = |(key, index): (Box<[Text]>, usize)| {
             let kind = KINDS[key[0] as usize];
             let keys = key[1..].iter().map(|text| texts.get(*text).to_owned()).collect();
-            // What a line needs only to count each run once is over.
+            // The fields that a line needs only to count each run once are no longer needed.
             ((kind, keys), Line { crossing: BTreeSet::new(), last: None, ..std::mem::take(&mut all[index]) })
         };
         (known.into_iter().map(named).collect(), accounts)

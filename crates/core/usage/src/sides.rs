@@ -1,20 +1,21 @@
 //! Which part of what runs hold is within the quotas of their projects, and which part is borrowed.
 //!
-//! At each moment, the quota of a project goes to its runs that can't be stopped for others first, then to the oldest ones. A run in
-//! a tree of projects with quotas is within quota as far as all of them have room. What no quota covers is borrowed.
+//! At each moment, the quota of a project goes to its runs that cannot be stopped for others first, then to the oldest
+//! ones. A run in a tree of projects with quotas is within quota as far as all of them have room. The part that no
+//! quota covers is borrowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{MilliUs, Period};
 
-/// What a run holds, as quotas count it.
+/// The GPUs that a run holds, as quotas count them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Index of the run in the caller's list.
     pub run: usize,
     /// Thousandths of GPUs, of all its slices.
     pub milli: u64,
-    /// It can't be stopped for others, and so it must be within quota.
+    /// It cannot be stopped for others, and so it must be within quota.
     pub is_kept: bool,
     /// When the run began. It may have held other slices since.
     pub since_us: i64,
@@ -37,7 +38,7 @@ pub struct Guarantee {
     pub is_topmost: bool,
 }
 
-/// What of runs is within quota, and what projects lent.
+/// The amounts of runs that are within quota, and the amounts that projects lent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sides {
     /// By run: from when on how many of its thousandths are within quota. A run that is not here borrows all that it holds.
@@ -203,8 +204,8 @@ impl State {
         }
     }
 
-    /// What runs hold beyond quota is first what no project is guaranteed. The rest is lent by those who do not use their quota, in
-    /// proportion.
+    /// Runs that hold GPUs beyond quota first hold those that no project is guaranteed. The rest is lent by the
+    /// projects that do not use their quota, in proportion.
     fn lend(&self, part: usize, us: u64, sides: &mut Sides) {
         let within: u64 = self.used.values().sum();
         let borrowed = self.held_milli.saturating_sub(within);
@@ -305,7 +306,8 @@ mod tests {
 
     #[test]
     fn idle_quotas_lend_what_nobody_else_has() {
-        // Two projects are guaranteed 1000 and 3000 of 5000; somebody without a quota holds 3000, of which 1000 are nobody's.
+        // Two projects are guaranteed 1000 and 3000 of 5000; a project without a quota holds 3000, of which 1000 are
+        // guaranteed to no project.
         let holdings = [holding(0, 3000, 0, 100, &[]), holding(1, 1000, 50, 100, &[0])];
         let quotas = [guarantee(0, 1000, 0, 100, true), guarantee(1, 3000, 0, 100, true)];
         let parts = [from_to(0, 50), from_to(50, 100)];

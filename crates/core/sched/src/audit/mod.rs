@@ -162,7 +162,7 @@ pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
     violations
 }
 
-/// What the parts of a plan refer to by name, found in one pass.
+/// The objects that the parts of a plan refer to by name, found in one pass.
 struct PlanParts<'a> {
     nodes: BTreeMap<&'a str, &'a Node>,
     /// The waiting tasks that the plan starts, by queue and id.
@@ -407,7 +407,8 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
 /// Instances by first unit and size, of all holders, must not overlap, nor be more of a profile than there can be.
 ///
 /// A busy instance exactly where a running task has one is that task's: the node may have read it from the driver before it
-/// read that the task has claimed it. Where a task is to start, it is somebody else's.
+/// read that the task has claimed it. At the place of a task that is to start, a busy instance belongs to another
+/// process.
 fn instances(gpu: &GpuState, running: &[&Slice], started: &[&Slice], violations: &mut Vec<Violation>) {
     let Some(geometry) = &gpu.mig else { return };
     let running = places(running);

@@ -1,5 +1,5 @@
-//! What the cluster lacks for tasks that find no room. It is worked out once for each shape, at the end of a round: tasks
-//! of one shape lack the same, and what is free only falls in a round.
+//! The capacity that the cluster lacks for tasks that find no room. It is worked out once for each shape, at the end of
+//! a round: tasks of one shape lack the same, and what is free only falls in a round.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ struct Case {
 /// Tasks about which the accounts give the same answer.
 type Claim = (usize, i32, Shape, [u64; 3]);
 
-/// What tasks lack; the reasons of the plan without it are incomplete.
+/// The capacity that tasks lack; the reasons of the plan without it are incomplete.
 #[derive(Default)]
 pub(crate) struct Lacks {
     cases: BTreeMap<Case, (Demand, Option<Reason>)>,
@@ -81,7 +81,7 @@ impl Lacks {
                 by: by.unwrap_or_default(),
                 reclaim: policy.reclaim,
             });
-            // If nobody else holds what would do, the quota is not what it waits for.
+            // If no other project holds GPUs that would suffice, it does not wait for its quota.
             *found = claim.filter(|claim| !claim.reclaim || !claim.by.is_empty());
         }
     }

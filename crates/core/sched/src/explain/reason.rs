@@ -28,7 +28,7 @@ pub struct FreePart {
     pub obstacle: Option<Obstacle>,
 }
 
-/// Why an instance can't be made of a part that is large enough.
+/// Why an instance cannot be made of a part that is large enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// The part is at no place where an instance of this profile could be.
@@ -88,13 +88,13 @@ pub struct UsedPool {
     pub project: String,
     /// The pool.
     pub pool: String,
-    /// The holdings of the project's tasks; those that can't be stopped for others, if `for_good`.
+    /// The holdings of the project's tasks; those that cannot be stopped for others, if `for_good`.
     pub held: u64,
     /// The limit; the quota, if `for_good`.
     pub most: u64,
     /// The demand of the task.
     pub asked: u64,
-    /// The task can't be stopped for others, so it must fit the quota.
+    /// The task cannot be stopped for others, so it must fit the quota.
     pub for_good: bool,
 }
 
@@ -114,7 +114,7 @@ impl fmt::Display for UsedPool {
     }
 }
 
-/// Who holds GPUs that would serve a project within its quota.
+/// The holder of GPUs that would serve a project within its quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HeldBy {
     /// Tasks that are not preemptible.
@@ -127,7 +127,7 @@ pub enum HeldBy {
     Preemptible,
 }
 
-/// What keeps a project from its quota. Amounts are in thousandths of a GPU.
+/// The obstacle between a project and its quota. Amounts are in thousandths of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldQuota {
     /// The project.
@@ -182,7 +182,7 @@ pub enum Reason {
         in_use: Use,
         /// The share of its project, if that is the reason why no task is stopped for it.
         share: Option<UsedShare>,
-        /// What keeps its project from its quota, if it is within it.
+        /// The obstacle between its project and its quota, if it is within it.
         quota: Option<Box<HeldQuota>>,
         /// The pools that its project may use, if they are restricted, and those it has used up.
         pools: Vec<String>,
@@ -246,7 +246,7 @@ pub enum Reason {
         /// Its demand.
         asked: u64,
     },
-    /// It can't be stopped for others, so it must fit its project's quota.
+    /// It cannot be stopped for others, so it must fit its project's quota.
     OverQuota {
         /// Its demand, as text.
         needs: String,

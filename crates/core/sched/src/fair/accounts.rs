@@ -22,7 +22,7 @@ pub(crate) struct Account {
     pub(crate) min_run_ms: i64,
     /// Held by it and those below it.
     held: Amounts,
-    /// The part of it that can't be taken back.
+    /// The part of it that cannot be taken back.
     held_for_good: Amounts,
     /// Held and waited for.
     requested: Amounts,
@@ -31,7 +31,7 @@ pub(crate) struct Account {
     pub(crate) by_pool: BTreeMap<String, PoolQuota>,
     /// The part of what is held that is on GPUs of each pool.
     pub(crate) in_pools: PoolMilli,
-    /// The part of that which can't be taken back.
+    /// The part of that which cannot be taken back.
     pub(crate) in_pools_for_good: PoolMilli,
 }
 
@@ -254,7 +254,8 @@ impl Accounts {
             let account = &self.accounts[ours];
             over(account.held.plus(wanted), account.deserved, wanted).is_none()
         });
-        // What a project holds within its quota is lost to the quota of another one only, never to a share of the rest.
+        // GPUs that a project holds within its quota are lost to the quota of another one only, never to a share of the
+        // rest.
         let mut below = path.iter().take_while(|at| **at != theirs).map(|&at| &self.accounts[at]);
         let mut guaranteed = || below.any(|account| over(account.held, account.deserved, amounts).is_none());
         let victim = &self.accounts[theirs];

@@ -56,7 +56,7 @@ impl Tally {
     }
 }
 
-/// What each running task holds of pools; nothing where no project has a quota of one.
+/// The amount that each running task holds of each pool; nothing where no project has a quota of one.
 fn in_pools(state: &Snapshot, idle: &Cluster) -> Vec<PoolMilli> {
     if state.projects.iter().all(|project| project.by_pool.is_empty()) {
         return vec![PoolMilli::new(); state.running.len()];

@@ -85,7 +85,7 @@ fn instance_costs(share: Cut, least_milli: u32) -> (u32, bool) {
 
 impl Cluster {
     /// Takes places for all shapes: the first that fit, else any, see [`Self::fill_in_some_way`]. `None`, and nothing taken, if
-    /// they don't fit together.
+    /// they do not fit together.
     pub(crate) fn fill_places(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
         let mut places: Vec<Place> = Vec::new();
         for shape in shapes {
@@ -161,7 +161,7 @@ impl Cluster {
     }
 }
 
-/// The emptiness of the node: GPUs short of the wish, GPUs newly cut, thousandths left on the GPUs taken from,
+/// The emptiness of the node: GPUs short of the request, GPUs newly cut, thousandths left on the GPUs taken from,
 /// thousandths free on the node, CPU left, and a digest of the whole node.
 pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> Rank {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! What the expected demand means for a cluster: the worth of remainders, the host resources that a GPU needs, the
+//! The effect of the expected demand on a cluster: the worth of remainders, the host resources that a GPU needs, the
 //! number of places needed for tasks of several GPUs, and the kinds of GPU that will be scarce.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub(crate) struct Outlook {
     pub(crate) host_per_gpu: (f64, f64),
     /// At most [`SLOT_KINDS`], those with the most demand.
     pub(crate) slots: Vec<SlotKind>,
-    /// Kinds of GPU for which there is demand that can't go elsewhere.
+    /// Kinds of GPU for which there is demand that cannot go elsewhere.
     pub(crate) pools: Vec<ConfinedClasses>,
 }
 

@@ -1,8 +1,8 @@
 //! Which running tasks may be stopped for a waiting one.
 //!
-//! Each task is stopped only while its project may lose it. What was taken before counts: it leaves less to take of the
-//! same project, and more room for the claimant inside a department that they share. A set of tasks is allowed if they
-//! can be stopped one after the other in some order.
+//! Each task is stopped only while its project may lose it. Capacity that was taken before counts: it leaves less to
+//! take of the same project, and more room for the claimant inside a department that they share. A set of tasks is
+//! allowed if they can be stopped one after the other in some order.
 
 use super::evict::{Attempt, Claimant, UNITS};
 use super::victims::{Unit, Victims};

@@ -24,7 +24,8 @@ struct Blocked {
     needs: String,
 }
 
-/// A claim to room: project, priority, shapes and amounts. What decides about one of them decides about all that are equal.
+/// A claim to room: project, priority, shapes and amounts. A decision about one of them is the decision about all that
+/// are equal.
 type Hopeless = (usize, i32, Vec<Shape>, [u64; 3]);
 
 pub(crate) struct Round<'a> {
@@ -43,7 +44,8 @@ pub(crate) struct Round<'a> {
     full: BTreeSet<Shape>,
     /// Whether shapes fit the idle cluster.
     possible: BTreeMap<Vec<Shape>, bool>,
-    /// Claims for which no room could be made. What is decided after them may change that; the next plan tries them again.
+    /// Claims for which no room could be made. Later decisions in this round may change that; the next plan tries them
+    /// again.
     hopeless: BTreeSet<Hopeless>,
     lacks: Lacks,
     index: Index<'a>,

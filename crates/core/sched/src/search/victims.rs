@@ -1,4 +1,4 @@
-//! The running tasks as victims: what each would free, what stopping it costs, and whose it is.
+//! The running tasks as victims: what each would free, what stopping it costs, and which project it belongs to.
 
 use std::collections::BTreeMap;
 

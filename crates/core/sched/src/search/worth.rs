@@ -116,7 +116,7 @@ impl Worth {
         self.part(gpu.room) - self.part(gpu.room.saturating_sub(share.milli.0))
     }
 
-    /// GpuClass of the GPUs taken, and how many places of each kind are lost to others.
+    /// The class of the GPUs taken, and how many places of each kind are lost to others.
     fn group(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> u64 {
         let class = gpus.iter().map(|(at, _)| node.gpus[*at].class as u64).min().unwrap_or(0xffff);
         let touched = gpus.iter().filter(|(at, _)| node.gpus[*at].milli == Milli::ONE.0).count() as u64;

@@ -302,8 +302,8 @@ impl Cluster {
 /// Waiting tasks of each queue that count towards the expected requests: those that come next.
 const WAITING: usize = 100;
 
-/// The frequency of requests for each MIG profile: those of the past, those of the tasks that wait, and what a table expects by itself, because
-/// there is always a first time.
+/// The frequency of requests for each MIG profile: those of the past, those of the tasks that wait, and one of each
+/// profile of a table, because there is always a first time.
 fn expected_profiles<'a>(state: &Snapshot, classes: &'a [GpuClass]) -> BTreeMap<&'a str, f64> {
     let mut counts = BTreeMap::new();
     for table in classes.iter().filter_map(|class| class.table.as_deref()) {

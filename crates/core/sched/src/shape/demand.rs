@@ -152,7 +152,7 @@ pub struct GpuClass {
 }
 
 impl GpuClass {
-    /// Can a request with this wish be served by such a GPU?
+    /// Can such a GPU serve a request with this isolation?
     pub(crate) fn serves(&self, isolation: Isolation) -> bool {
         match isolation {
             Isolation::Any => self.table.is_some() || !self.mig,
@@ -179,7 +179,7 @@ pub struct Shape {
     min: u32,
     max: u32,
     host: Host,
-    /// For each class what is taken of one GPU, or `None` if such a GPU won't do.
+    /// For each class what is taken of one GPU, or `None` if such a GPU will not do.
     shares: Vec<Option<Cut>>,
 }
 
@@ -202,7 +202,7 @@ impl Shape {
         self.host
     }
 
-    /// The part that it takes of a GPU of the class at this position; `None` if such a GPU won't do.
+    /// The part that it takes of a GPU of the class at this position; `None` if such a GPU will not do.
     #[must_use]
     pub fn share(&self, class: usize) -> Option<Cut> {
         *self.shares.get(class)?

@@ -1,4 +1,4 @@
-//! What a task needs and what a cluster has: demands, the cuts of a GPU, and what is free.
+//! The needs of a task and the capacity of a cluster: demands, the cuts of a GPU, and what is free.
 
 pub(crate) mod board;
 pub(crate) mod cluster;
