@@ -2,8 +2,8 @@
 //!
 //! **Alive.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
 //! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock lasts as long
-//! as the process's memory, independent of the program's descriptors, and it works across pid namespaces. Children don't
-//! inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
+//! as the process's memory, independent of the program's descriptors, and it works across pid namespaces. Children do
+//! not inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
 //!
 //! **Dead.** When a process ends, the kernel frees its memory first, then its files, and its GPU memory only with the driver's
 //! files. So a slot whose lock is free is not settled while its process is still exiting: its memory would be given out
@@ -32,7 +32,7 @@ const PATH_BYTES: usize = 256;
 /// How often a process looks whether its task has been resumed.
 const CLOSED_PAUSE_NS: libc::c_long = 2_000_000;
 
-/// What a process uses that keeps its task from being suspended.
+/// A use of memory that keeps the task of a process from being suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Uses {
@@ -170,7 +170,7 @@ impl Attachment {
     /// The mapping is not inherited by children: a child of `fork` must attach for itself and must not touch its parent's.
     ///
     /// # Errors
-    /// [`OpenError`]; the slice can't be accounted for then, and nothing should be allocated.
+    /// [`OpenError`]; the slice cannot be accounted for then, and nothing should be allocated.
     pub fn new(dir: &CStr) -> Result<Self, OpenError> {
         let usage_path = Path::join(dir, file_names::USAGE)?;
         let mut fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;

@@ -4,11 +4,11 @@ use core::ffi::CStr;
 
 /// The limits of the slice; the agent writes the file, and tasks map it read-only.
 pub const LIMITS_FILE: &str = text(LIMITS);
-/// What each process of the slice uses; all of them write it.
+/// The use of each process of the slice; all of them write it.
 pub const USAGE_FILE: &str = text(USAGE);
-/// What the arbiter grants the slice; tasks map it read-only.
+/// The compute time that the arbiter grants the slice; tasks map it read-only.
 pub const GRANT_FILE: &str = text(GRANT);
-/// What the slice's processes tell the arbiter.
+/// The reports of the slice's processes to the arbiter.
 pub const LAUNCHES_FILE: &str = text(LAUNCHES);
 
 pub(crate) const LIMITS: &CStr = c"limits";

@@ -36,7 +36,7 @@ pub enum HostError {
     /// A file operation failed.
     #[error("{0}: {1}")]
     Io(PathBuf, #[source] io::Error),
-    /// The files are there but can't be used.
+    /// The files are there but cannot be used.
     #[error("{0}: {1}")]
     Open(PathBuf, #[source] OpenError),
     /// More GPUs than a slice can span; the value is what was given.
@@ -109,7 +109,7 @@ pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(),
 pub struct Grown {
     /// Of those that the task's processes may write.
     pub by_task_bytes: Option<u64>,
-    /// Of those that they can only read: somebody else did it.
+    /// Of those that they can only read: another program did it.
     pub by_others_bytes: Option<u64>,
 }
 

@@ -26,12 +26,12 @@ pub const ANY_GPU: Uuid = [0; 16];
 /// The layout of a file that can be mapped.
 ///
 /// # Safety
-/// Any bytes must be a valid value of the type, because a file may hold anything. A field that somebody writes while the file is
-/// mapped must be atomic.
+/// Any bytes must be a valid value of the type, because a file may hold anything. A field that a process writes while
+/// the file is mapped must be atomic.
 pub(crate) unsafe trait Region: Sync {}
 
 // SAFETY: integers, bytes and atomics, for which any bytes are valid. `host::create` writes a file before it gets its name;
-// after that its owner, the agent, changes only the atomics, and nobody else may write it.
+// after that its owner, the agent, changes only the atomics, and no other process may write it.
 unsafe impl Region for LimitsRegion {}
 
 // SAFETY: nothing but atomic integers, for which any bytes are valid.
@@ -62,15 +62,16 @@ impl LimitsRegion {
         Some(last.uuid()).filter(|uuid| *uuid != ANY_GPU)
     }
 
-    /// Is the task suspended, or about to be? Then nothing can be reserved until it is resumed. The last entry says so, which no slice of a
-    /// task that can be suspended uses otherwise.
+    /// Is the task suspended, or about to be? Then nothing can be reserved until it is resumed. The last entry holds
+    /// this mark, because no slice of a task that can be suspended uses that entry otherwise.
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.gpus.last().is_some_and(|gpu| gpu.hidden_bytes.load(Ordering::Relaxed) == CLOSED)
     }
 }
 
-/// In the place of [`GpuEntry::hidden_bytes`] of the last entry: the slice is closed. Whoever notes hidden memory never writes there.
+/// In the place of [`GpuEntry::hidden_bytes`] of the last entry: the slice is closed. A program that notes hidden
+/// memory never writes there.
 pub(crate) const CLOSED: u64 = u64::MAX;
 
 /// One GPU in the file `limits`.
@@ -147,7 +148,7 @@ impl GpuTotal {
     /// Notes that this number of granules is in use.
     #[inline]
     pub(crate) fn note_use(&self, granules: u32) {
-        // Nearly always it is no new peak: then nothing is written, and the cache line was ours a moment ago.
+        // Nearly always it is no new peak: then nothing is written, and this core had the cache line a moment ago.
         if self.peak.load(Ordering::Relaxed) < granules {
             self.peak.fetch_max(granules, Ordering::Relaxed);
         }
@@ -176,7 +177,8 @@ pub(crate) struct Slot {
     pub(crate) start_ticks: AtomicU64,
     /// 1 if the owner's lock stays as long as its memory ([`crate::attach`]).
     pub(crate) lock_is_durable: AtomicU32,
-    /// What the process uses that cannot be suspended: bits of [`crate::Uses`]. Filters of former versions never write it.
+    /// Uses of the process that cannot be suspended: bits of [`crate::Uses`]. Filters of former versions never write
+    /// it.
     pub(crate) uses: AtomicU32,
     pub(crate) records: [Record<AtomicU64>; MAX_GPUS],
 }

@@ -7,10 +7,10 @@ use core::ptr::NonNull;
 
 use crate::layout::{LimitsRegion, Region, UsageRegion};
 
-/// Why a slice's files can't be used.
+/// Why a slice's files cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenError {
-    /// The file can't be opened or mapped; the value is `errno`.
+    /// The file cannot be opened or mapped; the value is `errno`.
     Io(c_int),
     /// The path does not fit.
     PathTooLong,
@@ -120,8 +120,9 @@ impl Drop for Fd {
 /// A whole region in memory, unmapped on drop.
 ///
 /// A region that was kept out of children ([`Mapping::keep_from_children`]) does not exist in a child of `fork`: such a child
-/// must not use the copy of this value that it inherits. If somebody shortens a mapped file, a process that reads beyond its
-/// end gets SIGBUS. So only a slice's own processes map its files; the agent reads and writes them ([`WakeAddress`] is not memory).
+/// must not use the copy of this value that it inherits. If a program shortens a mapped file, a process that reads
+/// beyond its end gets SIGBUS. So only a slice's own processes map its files; the agent reads and writes them
+/// ([`WakeAddress`] is not memory).
 pub(crate) struct Mapping<T: Region> {
     at: NonNull<T>,
     region: PhantomData<T>,
@@ -182,8 +183,8 @@ impl<T: Region> Drop for Mapping<T> {
 
 /// The address of a word in a file, by which the kernel finds the threads that wait for a change of it (futex).
 ///
-/// It is an address only. Nothing here reads or writes at it, so whoever cuts the file short does no harm: the kernel, which does
-/// look there, answers `EFAULT`.
+/// It is an address only. Nothing here reads or writes at it, so a program that cuts the file short does no harm: the
+/// kernel, which does look there, answers `EFAULT`.
 #[cfg(feature = "std")]
 pub(crate) struct WakeAddress {
     page: NonNull<libc::c_void>,

@@ -1,7 +1,7 @@
 //! The layouts of the accounting files that a filter library knows, in an ELF note of its own (`readelf -n` shows it).
 //!
-//! A library of another installation refuses every allocation, because it can't read the files. The program that starts a
-//! task reads the note first and reports it.
+//! A library of another installation refuses every allocation, because it cannot read the files. The program that
+//! starts a task reads the note first and reports it.
 
 use crate::{compute, layout};
 

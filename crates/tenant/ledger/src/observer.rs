@@ -59,7 +59,7 @@ pub struct ProcessUse {
     pub alive: bool,
     /// Held on each of the slice's GPUs, in their order.
     pub held_bytes: Vec<u64>,
-    /// What it uses that cannot be suspended: bits of [`Uses`].
+    /// Its uses that cannot be suspended: bits of [`Uses`].
     pub uses: u32,
 }
 
@@ -219,7 +219,7 @@ impl Observer {
     /// Changes the limit on one GPU, for running processes too. A limit below what is in use only stops further allocations.
     ///
     /// # Errors
-    /// [`HostError`] if the slice has no such GPU or `limits` can't be written.
+    /// [`HostError`] if the slice has no such GPU or `limits` cannot be written.
     pub fn set_limit(&self, uuid: &Uuid, limit_bytes: u64) -> Result<(), HostError> {
         self.set(uuid, offset_of!(GpuEntry, limit_bytes), limit_bytes)
     }
@@ -233,10 +233,11 @@ impl Observer {
         self.set(uuid, offset_of!(GpuEntry, hidden_bytes), hidden_bytes.min(CLOSED - 1))
     }
 
-    /// Lets nothing be reserved until [`Observer::reopen`]: whoever reserves waits. For a task that is being suspended.
+    /// Lets nothing be reserved until [`Observer::reopen`]: each call that reserves waits. For a task that is being
+    /// suspended.
     ///
     /// # Errors
-    /// [`HostError`] if `limits` can't be written.
+    /// [`HostError`] if `limits` cannot be written.
     pub fn close(&self) -> Result<(), HostError> {
         self.set_closed(CLOSED)
     }
@@ -244,7 +245,7 @@ impl Observer {
     /// Ends what [`Observer::close`] began.
     ///
     /// # Errors
-    /// [`HostError`] if `limits` can't be written.
+    /// [`HostError`] if `limits` cannot be written.
     pub fn reopen(&self) -> Result<(), HostError> {
         self.set_closed(0)
     }
@@ -252,7 +253,7 @@ impl Observer {
     /// Is the slice closed?
     ///
     /// # Errors
-    /// [`HostError`] if `limits` can't be read.
+    /// [`HostError`] if `limits` cannot be read.
     pub fn is_closed(&self) -> Result<bool, HostError> {
         Ok(self.limits()?.is_closed())
     }
@@ -267,7 +268,7 @@ impl Observer {
     /// As [`Observer::set_limit`].
     pub fn replace_gpu(&self, old: &Uuid, new: &Uuid) -> Result<(), HostError> {
         let index = self.index_of(old)?;
-        // What the task's environment names. It is there before the GPU changes.
+        // The UUID that the task's environment names. It is there before the GPU changes.
         if self.limits()?.former_gpu().is_none() {
             self.write(MAX_GPUS - 1, offset_of!(GpuEntry, uuid), old)?;
         }

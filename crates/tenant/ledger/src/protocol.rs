@@ -16,7 +16,7 @@
 //! time: all agree on its sequence number through `intent`, and the word accepts it once.
 //!
 //! Sequence numbers wrap after 2³² operations of one slot on one GPU. A stale compare-and-swap could then succeed only if its
-//! process stood still for exactly a multiple of 2³² operations and the word's slot and sum were the same again.
+//! process was stopped for exactly a multiple of 2³² operations and the word's slot and sum were the same again.
 
 /// The largest sum that a word can hold: 2 TiB in granules of 2 MiB, less one.
 pub const MAX_GRANULES: u32 = (1 << USED_BITS) - 1;
@@ -227,8 +227,8 @@ fn acknowledge<G: GpuCells>(gpu: &G, word: u64, writer: u32) -> bool {
     if low(acked) == word_seq(word) {
         return true;
     }
-    // `acked` was read while `word` was current, so a swap from it can't put back an older stamp: had anyone overwritten the
-    // word since, they would have changed `acked` first, and its version makes every value new.
+    // `acked` was read while `word` was current, so a swap from it cannot put back an older stamp: had anyone
+    // overwritten the word since, they would have changed `acked` first, and its version makes every value new.
     gpu.word().load() == word
         && record.acked.swap_if(acked, pair(high(acked).wrapping_add(1), word_seq(word)))
 }

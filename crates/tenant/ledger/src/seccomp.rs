@@ -87,8 +87,8 @@ pub fn refuse_calls() -> Result<(), c_int> {
     let mut program = program();
     let filter = sock_fprog { len: LENGTH as u16, filter: program.as_mut_ptr() };
     let install = |flags: c_ulong| -> c_long {
-        // SAFETY: the kernel reads `filter` and the `LENGTH` instructions that it names, both live locals, and keeps copies. What the
-        // program answers is an error of a call, which each of these calls may return.
+        // SAFETY: the kernel reads `filter` and the `LENGTH` instructions that it names, both live locals, and keeps
+        // copies. The program answers with an error of a call, which each of these calls may return.
         unsafe { libc::syscall(libc::SYS_seccomp, SET_FILTER, flags, &raw const filter) }
     };
     // Kernels before 4.17 do not know the flag.
@@ -103,7 +103,7 @@ pub fn refuse_calls() -> Result<(), c_int> {
 mod tests {
     use super::*;
 
-    /// What the kernel does with the program.
+    /// The kernel's answer after it has run the program.
     fn answer_to(architecture: u32, number: u32) -> u32 {
         let (mut value, mut at) = (0, 0);
         let program = program();

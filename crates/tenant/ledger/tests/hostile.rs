@@ -225,7 +225,7 @@ fn a_file_lease_delays_nobody() {
     let slice = Slice::new();
     let limits = slice.dir.path().join("limits");
     {
-        // Whoever has the slice open for writing keeps the leases away.
+        // A program that has the slice open for writing blocks the leases.
         let agent = slice.observer();
         assert_eq!(lease_on(&limits).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
         agent.set_hidden(&GPU, GRANULE_BYTES).unwrap();

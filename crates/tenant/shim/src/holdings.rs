@@ -129,7 +129,7 @@ impl Holdings {
         self.managed.reserve(account, bytes, managed_granules)
     }
 
-    /// What was reserved for managed memory has been allocated: from now on, the process has a chunk.
+    /// The memory that was reserved as managed has been allocated: from now on, the process has a chunk.
     pub(crate) const fn keep_managed(&mut self) {
         self.has_managed = true;
     }
@@ -198,7 +198,7 @@ mod tests {
         (dir, attachment)
     }
 
-    /// The rule, said again: large ones each in granules, small ones together.
+    /// The same rule, written independently: large ones each in granules, small ones together.
     fn granules(live: &[u64]) -> u32 {
         let (large, small): (Vec<u64>, Vec<u64>) = live.iter().partition(|&&bytes| bytes > SMALL_BYTES);
         let small = small.iter().map(|bytes| bytes.div_ceil(512) * 512).sum::<u64>().div_ceil(GRANULE_BYTES);

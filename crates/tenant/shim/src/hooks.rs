@@ -81,7 +81,7 @@ pub(crate) fn standing_in_for(real: *mut c_void, hooks: &[Hook]) -> Option<*mut 
 /// Defines hooks: the exported function, the driver's own under the same name in `real`, and the table `HOOKS`.
 ///
 /// Each line is `Kind name(arguments) => code;` where `code` is called with the driver's function and the arguments. After `code` there may
-/// be `, behind front`: then `front` is what is exported, and goes on to the function of this name.
+/// be `, behind front`: then `front` is exported, and calls the function of this name.
 ///
 /// Functions after `refusing status` give this answer without a call of the driver. So they need no arguments: in C the caller removes what it
 /// has passed.

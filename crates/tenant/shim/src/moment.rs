@@ -8,7 +8,8 @@ use core::sync::atomic::Ordering::Relaxed;
 pub(crate) struct Moment(AtomicU64);
 
 impl Moment {
-    /// Whether about a millisecond has passed since this was true last; then it is a new moment. Concurrent threads may all be told so.
+    /// Whether about a millisecond has passed since this was true last; then it is a new moment. Concurrent threads may
+    /// all get this answer.
     pub(crate) fn is_due(&self) -> bool {
         let now = ticks();
         let is_due = now.wrapping_sub(self.0.load(Relaxed)) >= moment_ticks();
@@ -26,7 +27,7 @@ fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// It counts a few times in a nanosecond, at a rate that programs are not told: 0.5 to 2 ms.
+/// It counts a few times in a nanosecond, at a rate that programs cannot read: 0.5 to 2 ms.
 #[cfg(target_arch = "x86_64")]
 const fn moment_ticks() -> u64 {
     1 << 21

@@ -106,7 +106,8 @@ impl DeviceSlot {
 
 /// Null, or a mapping that [`create`] made and that is never unmapped.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
-/// True on kernels before 4.14, which can't wipe: there a child of `fork` finds its parent's state, and pids are compared.
+/// True on kernels before 4.14, which cannot wipe: there a child of `fork` finds its parent's state, and pids are
+/// compared.
 static CANNOT_WIPE: AtomicBool = AtomicBool::new(false);
 
 /// `&'static Process` goes to every thread of the program.
@@ -212,7 +213,7 @@ fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     keeping_errno(|| open(c"/run/cantle/slice"))
 }
 
-/// The path of the accounting in an image. The environment can't change it.
+/// The path of the accounting in an image. The environment cannot change it.
 #[cfg(feature = "image")]
 fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     keeping_errno(|| open(c"/opt/cantle/slice"))
@@ -247,7 +248,8 @@ pub(crate) fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
 
 /// A value that is made on demand and then stays. Unmade when zero; after a failed attempt the next one tries again.
 ///
-/// `value` is written once, under `making` and before `made` is set; after that nothing writes it, and nobody reads it before.
+/// `value` is written once, under `making` and before `made` is set; after that nothing writes it, and no thread reads
+/// it before.
 struct Once<T> {
     made: AtomicBool,
     making: Lock<()>,
@@ -275,7 +277,8 @@ impl<T> Once<T> {
         let _making = self.making.lock();
         if !self.made.load(Acquire) {
             let value = make()?;
-            // SAFETY: we hold the lock and `made` is not set, so nobody else writes the value, and nobody reads it yet.
+            // SAFETY: we hold the lock and `made` is not set, so no other thread writes the value, and none reads it
+            // yet.
             unsafe { (*self.value.get()).write(value) };
             self.made.store(true, Release);
         }

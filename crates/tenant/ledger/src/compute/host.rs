@@ -1,5 +1,6 @@
-//! The arbiter's side: creates the pages, reads launches, and opens and closes gates. It maps neither file, so that nobody who cuts
-//! one short ends the arbiter ([ADR 0071](../../../../../docs/adr/0071-nobody-is-ended-by-others.md)).
+//! The arbiter's side: creates the pages, reads launches, and opens and closes gates. It maps neither file, so that a
+//! process that cuts one short cannot end the arbiter ([ADR
+//! 0071](../../../../../docs/adr/0071-nobody-is-ended-by-others.md)).
 
 mod grant;
 
@@ -112,7 +113,8 @@ fn allocate(file: &fs::File, bytes: usize) -> io::Result<()> {
 }
 
 /// A slice's figures, for display: its terms, GPU time charged, time waited, its part of the last second in parts per
-/// million (none where nobody used the GPU), and whether its work can't be weighted. None if its compute is not enforced.
+/// million (none where no slice used the GPU), and whether its work cannot be weighted. None if its compute is not
+/// enforced.
 #[must_use]
 pub fn read_grant(dir: &Path) -> Option<(GrantTerms, u64, u64, Option<u32>, bool)> {
     let (terms, now) = grant::read(&Fd::open(&path(dir, GRANT_FILE).ok()?, libc::O_RDONLY).ok()?).ok()?;
@@ -135,11 +137,11 @@ pub struct LaunchWatch {
 }
 
 impl LaunchWatch {
-    /// Opens the slice in `dir`, whose lease has these terms. What its page says of the terms counts for nothing: somebody may have
-    /// cut it short before there was an arbiter.
+    /// Opens the slice in `dir`, whose lease has these terms. The terms in its page are not used: a process may have
+    /// cut the page short before there was an arbiter.
     ///
     /// # Errors
-    /// If its compute is not enforced, or the files are not ours.
+    /// If its compute is not enforced, or the files belong to another user.
     pub fn open(dir: &Path, terms: GrantTerms) -> Result<Self, HostError> {
         let open = || {
             let launches = Fd::open(&path(dir, LAUNCHES_FILE)?, libc::O_RDWR)?;
@@ -190,7 +192,7 @@ impl LaunchWatch {
         (now.window_ns, now.unweightable, now.granted_ns) = (window_ns, unweightable, granted_ns);
         let opens = open && !now.is_open();
         now.word = now.word.wrapping_add(u32::from(now.is_open() != open));
-        // What only changes a figure for display waits for the next heartbeat.
+        // A change that only affects a figure for display waits for the next heartbeat.
         if changes || now_ns.saturating_sub(now.heartbeat_ns) >= HEARTBEAT_NS {
             now.heartbeat_ns = now_ns;
             self.grant.write();
@@ -282,7 +284,7 @@ fn add(sums: &mut LaunchSums, block: &Block, now_ns: u64) {
     for slot in &block.slots {
         let in_flight = slot.submitted_ns > slot.confirmed_ns;
         sums.submitted_ns = sums.submitted_ns.wrapping_add(slot.submitted_ns);
-        // A thread can't have confirmed more than it submitted.
+        // A thread cannot have confirmed more than it submitted.
         sums.confirmed_ns = sums.confirmed_ns.wrapping_add(slot.confirmed_ns.min(slot.submitted_ns));
         sums.gate_wait_ns = sums.gate_wait_ns.wrapping_add(slot.gate_wait_ns);
         sums.waiting |= slot.waiting_ns != 0 && now_ns.saturating_sub(slot.waiting_ns) < WAITING_FRESH_NS;

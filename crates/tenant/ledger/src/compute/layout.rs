@@ -15,7 +15,7 @@ pub(super) const MAX_PROCESSES: usize = 128;
 pub const MAX_THREADS: usize = 64;
 
 // SAFETY: integers, bytes and atomics, for which any bytes are valid. A file is written before it gets its name; after that its
-// owner, the arbiter's side, changes only the atomics, and nobody else may write it.
+// owner, the arbiter's side, changes only the atomics, and no other process may write it.
 unsafe impl Region for GrantRegion {}
 
 // SAFETY: nothing but atomic integers, for which any bytes are valid.
@@ -32,11 +32,11 @@ pub(super) struct GrantRegion {
     pub(super) request_milli: u32,
     /// 0 for none.
     pub(super) limit_milli: u32,
-    /// When an arbiter was last there.
+    /// Time of the arbiter's last heartbeat.
     pub(super) heartbeat_ns: AtomicU64,
     /// Changes with every opening and closing; odd while the gate is open. Threads wait for it (futex).
     pub(super) word: AtomicU32,
-    /// 1 while the slice's work can't be weighted.
+    /// 1 while the slice's work cannot be weighted.
     pub(super) unweightable: AtomicU32,
     pub(super) window_ns: AtomicU64,
     /// GPU time that the slice has been charged.

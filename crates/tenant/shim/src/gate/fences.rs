@@ -151,7 +151,7 @@ impl Fences {
         }
     }
 
-    /// Records the beginning of a launch whose price is measured; false if that can't be done.
+    /// Records the beginning of a launch whose price is measured; false if that cannot be done.
     pub(super) fn begin_sample(&mut self, stream: usize) -> bool {
         self.next().is_some_and(|fence| record(&mut fence.start, stream))
     }

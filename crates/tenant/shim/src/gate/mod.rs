@@ -61,7 +61,7 @@ pub(crate) fn context_ends() {
     }
 }
 
-/// Does the thread's credit cover this launch? [`fast`] says so to most of them.
+/// Does the thread's credit cover this launch? [`fast`] answers that for most launches.
 #[inline]
 fn admits(process: &Process, key: u64, stream: usize) -> bool {
     let Some(thread) = process.gate.threads.find(thread::pointer()) else { return false };
@@ -111,7 +111,7 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
     fences.confirm(process, page, slot);
     fences.put(stream, slot);
     drop(relaxed);
-    // Not relaxed meanwhile: other calls of this thread are not ours to excuse, and there are none.
+    // The relaxed mode has ended: it must not apply to other calls of this thread, and the wait makes none.
     wait::for_window(process, page, slot, fences);
     let known_ns = process.gate.prices.known(key);
     let rounds = thread.rounds.load(Relaxed).wrapping_add(1);

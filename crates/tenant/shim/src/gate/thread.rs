@@ -19,9 +19,9 @@ const _: () = assert!(1 << (32 - SHIFT) == MAX_THREADS, "a place is a number of 
 /// All of them. Valid when zero.
 pub(crate) struct Threads {
     all: [Thread; MAX_THREADS],
-    /// Of a thread at its place, for [`super::fast`]: what [`expected`] said when it could launch last; 0 is nobody …
+    /// For [`super::fast`], by the place of a thread: the value of [`expected`] at its last launch; 0 if there is none.
     pub(super) expects: [AtomicU64; MAX_THREADS],
-    /// … and where its credit is.
+    /// By the place of a thread: the address of its credit.
     pub(super) slots: [AtomicPtr<ThreadSlot>; MAX_THREADS],
 }
 
@@ -35,7 +35,7 @@ const fn expected(pointer: usize, stream: usize, word: u32) -> u64 {
 /// One thread. Everything but `owner` is used by its owner only. Valid when zero.
 #[repr(align(128))]
 pub(super) struct Thread {
-    /// Its thread pointer; 0 is nobody.
+    /// Its thread pointer; 0 if the entry is free.
     owner: AtomicUsize,
     tid: AtomicU32,
     slot: AtomicPtr<ThreadSlot>,
@@ -155,8 +155,8 @@ impl Thread {
     /// The fences of this thread, for its owner.
     #[expect(clippy::mut_from_ref, reason = "one thread, and no two calls of it at a time")]
     pub(super) fn fences(&self) -> &mut Fences {
-        // SAFETY: only the owner calls this, from a hook, and hooks do not nest: no function of the driver calls a launch of ours while
-        // a reference lives, because it is dropped or unused during the program's own launch.
+        // SAFETY: only the owner calls this, from a hook, and hooks do not nest: no function of the driver calls a
+        // launch hook while a reference lives, because it is dropped or unused during the program's own launch.
         unsafe { &mut *self.fences.get() }
     }
 

@@ -182,7 +182,7 @@ pub(super) trait DriverRow {
 /// are charged to the process. Returns how many are left.
 ///
 /// # Safety
-/// `rows` points to `count` rows that are written and that nobody else uses.
+/// `rows` points to `count` rows that are written and that no other code uses.
 pub(super) unsafe fn keep_own<R: DriverRow>(
     device: Device,
     rows: *mut R,
@@ -195,7 +195,8 @@ pub(super) unsafe fn keep_own<R: DriverRow>(
     }
     let mut kept = 0;
     for at in 0..count as usize {
-        // SAFETY: `at` is less than `count`, so by this function's condition the row is written, and nobody else uses it.
+        // SAFETY: `at` is less than `count`, so by this function's condition the row is written, and no other code uses
+        // it.
         let row = unsafe { &mut *rows.add(at) };
         let pid = row.pid();
         let holder = slice.and_then(|(ledger, gpu)| ledger.holders(gpu).find(|(holder, _)| *holder == pid));

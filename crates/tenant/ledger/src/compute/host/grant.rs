@@ -1,7 +1,7 @@
 //! The file `grant` as the arbiter holds it: in its own memory, and written out whole.
 //!
-//! A mapping would be faster, but whoever cuts a mapped file short ends each process that touches the lost page (SIGBUS). A write
-//! cannot end anything, and puts back what somebody has cut off or overwritten.
+//! A mapping would be faster, but a program that cuts a mapped file short ends each process that touches the lost page
+//! (SIGBUS). A write cannot end anything, and restores bytes that another program has cut off or overwritten.
 
 use std::ffi::CStr;
 
@@ -12,7 +12,7 @@ use crate::Uuid;
 use crate::compute::layout::{GRANT_MAGIC, GrantRegion, VERSION};
 use crate::map::{Fd, OpenError, WakeAddress};
 
-/// What the arbiter changes. The fields are those of [`GrantRegion`].
+/// The fields that the arbiter changes. The fields are those of [`GrantRegion`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Announced {
     pub(super) heartbeat_ns: u64,
@@ -40,7 +40,7 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// A page that can't be read is one that nobody has announced anything in.
+    /// A page that cannot be read is one without an announcement.
     pub(super) fn open(path: &CStr, terms: GrantTerms) -> Result<Self, OpenError> {
         let file = Fd::open(path, libc::O_RDWR | libc::O_NOFOLLOW)?;
         let now = read(&file)

@@ -38,7 +38,7 @@ pub(crate) struct Descriptor3d<S> {
     flags: c_uint,
 }
 
-/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers, which don't shrink from level to level.
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers, which do not shrink from level to level.
 const LAYERS: c_uint = 0x01 | 0x04;
 const SPARSE: c_uint = 0x40;
 const DEFERRED_MAPPING: c_uint = 0x80;

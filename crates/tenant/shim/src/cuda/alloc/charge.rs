@@ -65,7 +65,7 @@ pub(crate) struct SliceGpu {
 
 impl SliceGpu {
     /// The GPU that a CUDA device is. An error is the answer to an allocation there: without a ledger, or on a GPU outside the
-    /// slice, there is no memory; what is no device the driver has said.
+    /// slice, there is no memory; for an invalid device, it is the driver's own error.
     #[inline]
     pub(crate) fn of(device: Device) -> Result<Self, Status> {
         let process = process().ok_or(OUT_OF_MEMORY)?;
@@ -121,7 +121,7 @@ impl SliceGpu {
         })
     }
 
-    /// What [`SliceGpu::reserve_managed`] took has been allocated.
+    /// Memory that [`SliceGpu::reserve_managed`] took has been allocated.
     pub(crate) fn keep_managed(self) {
         if let Some(mut balance) = self.lock() {
             balance.holdings.keep_managed();
@@ -136,7 +136,7 @@ impl SliceGpu {
         }
     }
 
-    /// What `reserve` reserves, and the context's memory if that is not charged yet.
+    /// Reserves the context's memory if that is not charged yet, and then calls `reserve`.
     #[inline]
     fn with_context(self, reserve: impl FnOnce(&mut Balance) -> Result<(), Over>) -> Result<(), Over> {
         let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
@@ -144,8 +144,8 @@ impl SliceGpu {
         reserve(&mut balance)
     }
 
-    /// Tries again after a refusal, as the driver does before it gives up: pools return what they don't use, and what closed descriptors have kept
-    /// is given back. The second one is noted.
+    /// Tries again after a refusal, as the driver does before it gives up: pools return what they do not use, and what
+    /// closed descriptors have kept is given back. The second one is noted.
     #[inline]
     fn or_after_trimming<T>(self, bytes: u64, attempt: impl Fn() -> Result<T, Over>) -> Result<T, Status> {
         attempt().or_else(|_| {
@@ -231,7 +231,7 @@ impl Balance {
         self.gpu.process
     }
 
-    /// What the slice may still take.
+    /// The granules that the slice may still take.
     pub(crate) fn room_granules(&self) -> u32 {
         let (ledger, index) = (self.gpu.attachment.ledger(), self.gpu.index);
         let limit = ledger.gpus().get(index).map_or(0, |gpu| gpu.limit_granules());

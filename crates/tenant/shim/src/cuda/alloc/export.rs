@@ -16,7 +16,7 @@ use crate::function::Status;
 use crate::process::{Process, keeping_errno, process};
 use crate::table::Entry;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. What the other kinds keep can't be looked at.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. The memory that other kinds keep cannot be checked.
 const DESCRIPTOR: c_int = 1;
 
 pub(crate) unsafe fn export(

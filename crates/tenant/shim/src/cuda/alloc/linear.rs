@@ -125,7 +125,7 @@ fn charged(bytes: u64, real: impl FnOnce() -> Status, address: impl FnOnce() -> 
     if status == SUCCESS { keep(gpu, context, address(), bytes, reservation) } else { status }
 }
 
-/// What an allocation of `bytes` takes at most: a small one, a slab.
+/// The most memory that an allocation of `bytes` takes: a small one, a slab.
 const fn takes(bytes: u64) -> u64 {
     if bytes <= SMALL_BYTES { GRANULE_BYTES } else { bytes }
 }
@@ -172,14 +172,14 @@ fn remember(entry: Entry) -> Status {
     }
 }
 
-/// Frees memory that can't be accounted for, and returns the answer for the program.
+/// Frees memory that cannot be accounted for, and returns the answer for the program.
 ///
 /// # Safety
-/// Nobody uses the memory at `address`.
+/// No code uses the memory at `address`.
 #[cold]
 unsafe fn give_up(address: Address) -> Status {
     if let Ok(free) = crate::cuda::real::cuMemFree_v2.get() {
-        // SAFETY: takes an address of the driver's; by this function's condition nobody uses what is freed.
+        // SAFETY: takes an address of the driver's; by this function's condition no code uses the memory that is freed.
         unsafe { free(address) };
     }
     OUT_OF_MEMORY

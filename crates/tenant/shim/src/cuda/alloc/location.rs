@@ -1,7 +1,8 @@
 //! Where memory is: the values of CUDA's enums that decide what is charged.
 //!
-//! A driver that is newer than this code may have other values. What they mean is unknown, so an allocation that names one is refused. The
-//! test below compares all decisions with `data/cuda-values.txt`, which lists every value of CUDA 11.8 to 13.5.
+//! A driver that is newer than this code may have other values. Their meaning is unknown, so an allocation that names
+//! one is refused. The test below compares all decisions with `data/cuda-values.txt`, which lists every value of CUDA
+//! 11.8 to 13.5.
 
 use core::ffi::c_int;
 
@@ -16,7 +17,7 @@ pub(crate) struct Location {
     id: c_int,
 }
 
-/// What a [`Location`] means for the slice.
+/// The meaning of a [`Location`] for the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LocationKind {
     /// Memory of a GPU: charged there.
@@ -25,7 +26,7 @@ pub(crate) enum LocationKind {
     Host,
     /// The location was not set.
     Nowhere,
-    /// Not known: nobody could say what it takes.
+    /// Not known: its use of memory is unknown.
     Unknown,
 }
 

@@ -12,8 +12,8 @@ use crate::cuda::Address;
 use crate::process::process;
 use crate::table::Entry;
 
-/// Charges the slab of an allocation that the driver has just made: false if that can't be recorded. A new slab gets `granule`, which
-/// was reserved for it.
+/// Charges the slab of an allocation that the driver has just made: false if that cannot be recorded. A new slab gets
+/// `granule`, which was reserved for it.
 #[inline]
 pub(crate) fn enter(gpu: SliceGpu, address: Address, granule: Reservation) -> bool {
     let one_more = |slab: &mut Entry| slab.context += 1;

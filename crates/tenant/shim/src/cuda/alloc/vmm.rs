@@ -156,7 +156,7 @@ pub(crate) unsafe fn map(
         let _is_known = add_reference(process, handle);
         // If there is no room, the mapping is unknown when it ends, so the memory stays charged: too much is safe, too little is not.
         if let Ok(Some(gone)) = process.mappings.insert(Entry::new(address, handle, 0, bytes as u64)) {
-            // What was mapped here before has ended, or is about to be found so by another thread.
+            // A mapping that was here before has ended, or another thread is about to find that out.
             drop_reference(process, gone.context & !ENDING);
         }
     }
@@ -221,7 +221,7 @@ enum Taken {
     Last(Entry),
 }
 
-/// Counts one handle or mapping less. What the last one has left is still charged.
+/// Counts one handle or mapping less. Memory that the last one has left is still charged.
 fn take_reference(process: &Process, handle: Handle) -> Taken {
     let mut is_known = false;
     let last = process.handles.remove_if(handle, |entry| {

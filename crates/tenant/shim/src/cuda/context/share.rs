@@ -1,4 +1,5 @@
-//! What a process shares with others: such a process cannot be suspended by drivers before 610, and whoever suspends has to know it.
+//! GPU memory that a process shares with others: drivers before 610 cannot suspend such a process, and the program that
+//! suspends it has to know that.
 
 use core::ffi::{c_int, c_uint, c_void};
 

@@ -24,7 +24,8 @@ fn follow_move() {
     // SAFETY: a NUL-terminated name. C lets no thread change the environment while another one may read it, so a program that does so
     // during a call of CUDA, which reads variables itself, is wrong without us too.
     let value = unsafe { libc::getenv(c"CUDA_VISIBLE_DEVICES".as_ptr()) };
-    // SAFETY: null was ruled out, so it is a NUL-terminated string of the environment, which nobody changes meanwhile (see above).
+    // SAFETY: null was ruled out, so it is a NUL-terminated string of the environment, which no code changes meanwhile
+    // (see above).
     if value.is_null() || unsafe { CStr::from_ptr(value) }.to_bytes() != former.0 {
         return;
     }

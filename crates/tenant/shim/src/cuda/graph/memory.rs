@@ -1,4 +1,4 @@
-//! What a graph takes: the memory at the addresses of its allocation nodes.
+//! The memory that a graph takes: the memory at the addresses of its allocation nodes.
 //!
 //! The driver gives an allocation node its address when it is added. A node gets the address of memory that has been freed by then, so a
 //! graph takes memory for the union of its address ranges, which can be a small part of their sum.
@@ -14,7 +14,7 @@ use crate::cuda::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver
 use crate::function::Status;
 use crate::list::{Full, List};
 
-/// What a node of a graph means for its memory.
+/// The effect of a node of a graph on its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
@@ -64,17 +64,17 @@ struct Step {
     gpu: usize,
 }
 
-/// What a graph takes on one GPU of the slice.
+/// The memory that a graph takes on one GPU of the slice.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct Take {
     pub(crate) device: Device,
     pub(crate) bytes: u64,
 }
 
-/// What a graph takes on each GPU of the slice.
+/// The memory that a graph takes on each GPU of the slice.
 pub(crate) struct Takes {
     pub(crate) gpus: [Take; MAX_GPUS],
-    /// The answer to a program whose graph can't be accounted for.
+    /// The answer to a program whose graph cannot be accounted for.
     pub(crate) refused: Option<Status>,
     /// In the order of their addresses.
     steps: List<Step>,
@@ -108,7 +108,7 @@ impl Takes {
         })
     }
 
-    /// A graph with a node that can't be accounted for, or is outside the slice, is refused.
+    /// A graph with a node that cannot be accounted for, or is outside the slice, is refused.
     fn add_allocation(&mut self, node: Graph) -> Result<(), Full> {
         let Some(parameters) = parameters_of(node) else {
             self.refused = Some(OUT_OF_MEMORY);
@@ -177,7 +177,7 @@ const fn end_of(step: &Step) -> u64 {
     end.saturating_mul(GRANULE_BYTES)
 }
 
-/// What of a range lies beyond an address that the ranges before it have reached.
+/// The part of a range that lies beyond an address that the ranges before it have reached.
 fn beyond(reached: u64, step: &Step) -> u64 {
     let start = step.address / GRANULE_BYTES * GRANULE_BYTES;
     // A driver that gives no addresses leaves the sum.

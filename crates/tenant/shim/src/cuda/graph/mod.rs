@@ -4,8 +4,9 @@
 //! the GPU's graph memory; so does an upload, also one that is part of making the graph executable. Afterwards the driver reports what it
 //! really took, and that is charged.
 //!
-//! An executable that frees what its last launch has left, before it allocates, can use that again: PyTorch makes all of its graphs so. What it
-//! still holds is known from the addresses that its graph allocates and does not free.
+//! An executable that frees what its last launch has left, before it allocates, can use that again: PyTorch makes all
+//! of its graphs so. The memory that it still holds is known from the addresses that its graph allocates and does not
+//! free.
 //!
 //! No lock is held while the driver is asked, because a profiler's callback may call a hook meanwhile. An answer counts only if no launch has
 //! ended since it was asked for.
@@ -180,7 +181,7 @@ pub(super) unsafe fn launch(
     // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(executable, stream) };
     let Some((process, gpus)) = process().zip(known(executable)) else { return real() };
-    // What is recorded into another graph takes no memory now. SAFETY: the call contract for `stream`.
+    // Work that is recorded into another graph takes no memory now. SAFETY: the call contract for `stream`.
     if unsafe { pool::is_capturing(stream) } {
         return real();
     }
@@ -193,7 +194,7 @@ pub(super) unsafe fn launch(
     status
 }
 
-/// What an executable takes; nothing if that is not remembered.
+/// The memory that an executable takes; nothing if that is not remembered.
 fn known(executable: Graph) -> Option<[Take; MAX_GPUS]> {
     let process = process().filter(|process| process.uses_graph_memory.load(Relaxed))?;
     let mut gpus = [Take::default(); MAX_GPUS];
@@ -205,7 +206,7 @@ fn known(executable: Graph) -> Option<[Take; MAX_GPUS]> {
     Some(gpus)
 }
 
-/// What a launch relies on while it is inside the driver.
+/// The memory that a launch relies on while it is inside the driver.
 #[derive(Default, Clone, Copy)]
 struct Share {
     /// Granules that were reserved for growth.
@@ -294,7 +295,7 @@ fn settle(gpu: SliceGpu, device: Device, share: Share) {
         let holdings = &mut balance.holdings;
         let is_current = holdings.graph_launches == before;
         if is_current || attempt == ATTEMPTS {
-            // An old answer never makes the charge less: somebody's memory may have come since.
+            // An old answer never makes the charge less: another launch may have allocated since.
             let now = if is_current { reserved } else { reserved.max(holdings.graph_granules) };
             let charged = core::mem::replace(&mut holdings.graph_granules, now);
             holdings.graph_launches = holdings.graph_launches.wrapping_add(1);
@@ -315,8 +316,8 @@ pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: 
     status
 }
 
-/// Memory that a launch has left is about to be freed by the program: it is no longer what the next launch frees. What the driver then refuses
-/// to free [`is_left`] again.
+/// Memory that a launch has left is about to be freed by the program: it is no longer what the next launch frees. An
+/// address that the driver then refuses to free [`is_left`] again.
 pub(super) fn is_no_longer_left(address: Address) -> Option<Entry> {
     let process = process().filter(|process| process.uses_graph_memory.load(Relaxed))?;
     let kept = process.graph_kept.get(address)?;
@@ -336,7 +337,7 @@ pub(super) fn is_left(kept: &Entry) {
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Graph) -> Status, executable: Graph) -> Status {
     let process = process().filter(|process| process.uses_graph_memory.load(Relaxed));
     if let Some(process) = process {
-        // What it has left stays, and is nobody's to free first.
+        // Memory that it has left stays, and no other launch frees it first.
         for gpu in 0..MAX_GPUS {
             process.graph_left.remove(key(executable as u64, gpu));
         }

@@ -72,12 +72,14 @@ pub(crate) fn destroy_if_left_and_empty(gpu: SliceGpu, pool: Pool) {
         && let Ok(real) = crate::cuda::real::cuMemPoolDestroy.get()
     {
         let _relaxed = RelaxedMode::enter();
-        // SAFETY: the program has destroyed it, and was told so; who takes it off the table is the only one who calls this.
+        // SAFETY: the program has destroyed it, and its call has succeeded; only the thread that takes it off the table
+        // calls this.
         destroy_now(process, gpu, pool, 0, is_left, || unsafe { real(pool) });
     }
 }
 
-/// Destroys a pool if it is on the table and `is_meant`. What is still in use stays charged until the process ends.
+/// Destroys a pool if it is on the table and `is_meant`. Memory that is still in use stays charged until the process
+/// ends.
 fn destroy_now(
     process: &Process,
     gpu: SliceGpu,

@@ -157,7 +157,7 @@ pub(super) unsafe fn alloc_from(
         }
         None => match owner_of(pool) {
             Some(device) => know(pool, device),
-            // Of managed memory, or made where no hook saw it: it can't be accounted for.
+            // Of managed memory, or made where no hook saw it: it cannot be accounted for.
             None => return NOT_SUPPORTED,
         },
     };
@@ -220,8 +220,9 @@ unsafe fn from(
             (super::real::cuMemFreeAsync.get(), super::real::cuStreamSynchronize.get())
         {
             // SAFETY: by this function's condition `address` holds what the driver has just allocated. The program gets an
-            // error, so it never uses that memory. The call contract for `stream`. The pool can't shrink before the stream has reached
-            // the release, and this thread may wait there: a call that runs out of memory does so in the driver, too.
+            // error, so it never uses that memory. The call contract for `stream`. The pool cannot shrink before the
+            // stream has reached the release, and this thread may wait there: a call that runs out of memory does so in
+            // the driver, too.
             unsafe {
                 free(*address, stream);
                 wait(stream);
@@ -297,7 +298,8 @@ pub(super) unsafe fn set_attribute(
 /// Memory of more than one stream was freed, or nothing tells which one it was.
 const SEVERAL: u64 = u64::MAX;
 
-/// The value of [`Process::freed_on`] for a stream. Each thread has a default stream of its own, so that one is not told apart from others.
+/// The value of [`Process::freed_on`] for a stream. Each thread has a default stream of its own, so that one is not
+/// distinguished from others.
 fn mark_of(stream: Stream, per_thread: bool) -> u64 {
     match stream as u64 {
         0 if per_thread => SEVERAL,

@@ -3,8 +3,8 @@
 //! No lock is held over a question: a profiler is called back at each call of the driver, also at ours, and may call a hook, or wait for a thread that
 //! is in one. Two things follow.
 //!
-//! * *The pool must not be destroyed meanwhile.* Who asks is its [`Guest`]. A pool that is destroyed while it has guests is destroyed by the last
-//!   of them: nobody waits for anybody.
+//! * *The pool must not be destroyed meanwhile.* The thread that asks is its [`Guest`]. A pool that is destroyed
+//!   while it has guests is destroyed by the last of them: no thread waits for another one.
 //! * *The answer may be old when it is used.* The balance counts what makes it old. Then the pool is asked again, a few times; after that the answer counts
 //!   only as far as that is safe. So that this is rare, threads ask in turn, unless that takes long.
 
@@ -28,7 +28,7 @@ const ATTEMPTS: u32 = 4;
 /// How long a thread waits for its turn: some questions of others.
 const SPINS: u32 = 2000;
 
-/// What a pool has answered.
+/// A pool's answer.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
     pub(crate) reserved_bytes: u64,
@@ -62,7 +62,7 @@ pub(crate) fn ask(gpu: SliceGpu, pool: Pool, with_used: bool) -> Option<(Balance
     }
 }
 
-/// Others wait while it lives, but not for long: it may be theirs to go on first.
+/// Others wait while it lives, but not for long: another thread may have to continue first.
 struct Turn<'a>(Option<&'a Process>);
 
 impl<'a> Turn<'a> {
@@ -104,7 +104,7 @@ impl<'a> Guest<'a> {
         }
         process.pool_guests.join(Entry::new(key, 1, 0, 0), |guests| guests.context += 1).ok()?;
         let guest = Self { process, pool };
-        // Who destroys it takes it off the table first, and then looks for guests.
+        // A thread that destroys it takes it off the table first, and then looks for guests.
         is_known().then_some(guest)
     }
 
@@ -133,7 +133,8 @@ impl Drop for Guest<'_> {
         if last.is_some_and(|last| last.context & DOOMED != 0)
             && let Ok(destroy) = crate::cuda::real::cuMemPoolDestroy.get()
         {
-            // SAFETY: the program has destroyed it, and was told so; nothing refers to it but this guest, the last one.
+            // SAFETY: the program has destroyed it, and its call has succeeded; nothing refers to it but this guest,
+            // the last one.
             unsafe { destroy(self.pool) };
         }
     }

@@ -72,7 +72,7 @@ impl CallShare {
     ///
     /// The question to the pool costs a third of a call of the driver. A request that idle memory was claimed for makes the pool grow
     /// only if that memory is in pieces, so then it is asked after some calls only: all of them fit into one step, for which the slice has
-    /// room. What is idle is asked with it if too little would be known for the next request.
+    /// room. Idle memory is asked about in the same call if too little would be known for the next request.
     pub(crate) fn settle(mut self, gpu: SliceGpu, pool: Pool) -> Result<(), Over> {
         let Some(mut balance) = gpu.lock() else { return Ok(()) };
         let room = balance.room_granules();
@@ -101,7 +101,7 @@ impl CallShare {
                     balance = locked;
                     let is_told;
                     (settled, is_told) = learn(&mut balance, pool, answer);
-                    // What this call has taken counts as used in the answer.
+                    // Memory that this call has taken counts as used in the answer.
                     self.of_growth_bytes = if is_told { 0 } else { self.of_growth_bytes };
                 }
                 None => match gpu.lock() {
