@@ -75,7 +75,7 @@ impl Checkpoints {
     /// Starts the helper, and waits until it is ready.
     ///
     /// # Errors
-    /// If it can't be started, or the driver refuses.
+    /// If it cannot be started, or the driver refuses.
     pub(crate) fn start(installation: &Installation, exe: &Path, libcuda: &Path) -> Result<Self> {
         let mut command = Command::new(exe);
         command.arg(CHECKPOINT_COMMAND).arg(libcuda);

@@ -20,13 +20,15 @@ use crate::{Driver, DriverError, Installation, PROBE_CONTEXT_COMMAND, ProcessMem
 /// The child prints this when its context exists; it keeps the context until its stdin closes.
 const READY: &str = "ready";
 
-/// What a context takes beyond its process's figure is less than this. More is the doing of others meanwhile.
+/// The memory of a context beyond its process's figure is less than this. A larger difference comes from other
+/// processes.
 const UNATTRIBUTED_MAX_BYTES: u64 = 64 << 20;
 
 /// The first context on a GPU takes more than the later ones: 3.3 MiB on an H100.
 const FIRST_MORE_BYTES: u64 = 4 << 20;
 
-/// What is charged in addition while no measurement was undisturbed: all that an H100 takes for its first context, 5.6 and 3.3 MiB.
+/// The amount that is charged in addition while no measurement was undisturbed: all that an H100 takes for its first
+/// context, 5.6 and 3.3 MiB.
 const UNCERTAIN_BYTES: u64 = 10 << 20;
 
 /// Measurements before a disturbed one has to do. One takes less than a second.
@@ -47,7 +49,8 @@ pub struct ContextMemory {
     /// Other processes came and went during each measurement, so the unattributed part is an upper estimate.
     #[serde(skip)]
     pub uncertain: bool,
-    /// NVML had no figure of any process while the context existed, so nobody can tell what a process holds beyond its context.
+    /// NVML had no figure of any process while the context existed, so the memory of a process beyond its context is
+    /// unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_figure: bool,
 }
@@ -60,8 +63,8 @@ impl ContextMemory {
     }
 }
 
-/// Measures until nobody else has disturbed it, at most [`ATTEMPTS`] times. Too little would let every slice of the GPU exceed its limit,
-/// so a disturbed figure counts at least [`UNCERTAIN_BYTES`].
+/// Measures until no other process has disturbed it, at most [`ATTEMPTS`] times. Too little would let every slice of
+/// the GPU exceed its limit, so a disturbed figure counts at least [`UNCERTAIN_BYTES`].
 pub(crate) fn measure(
     driver: &dyn Driver,
     installation: &Installation,
@@ -200,7 +203,7 @@ fn difference(before: &MemoryInUse, with: &MemoryInUse, pid: u32) -> ContextMemo
         0 => 0,
         more if more > UNATTRIBUTED_MAX_BYTES => 0,
         more if before.processes.is_empty() => more,
-        // The first context of all may become one of ours, and takes more.
+        // The first context of all may be one of these, and takes more.
         more => more + FIRST_MORE_BYTES,
     };
     ContextMemory { own_bytes, unattributed_bytes, ..Default::default() }
@@ -286,12 +289,12 @@ impl ContextCache {
         Self { file }
     }
 
-    /// [`Driver::context_memory`] of a GPU or of an instance on it, from the file if it is known there. A file that can't
-    /// be read or written costs a measurement, nothing else. Of processes that ask at the same time one measures, and the others wait;
-    /// an uncertain figure is not remembered.
+    /// [`Driver::context_memory`] of a GPU or of an instance on it, from the file if it is known there. A file that
+    /// cannot be read or written costs a measurement, nothing else. Of processes that ask at the same time one
+    /// measures, and the others wait; an uncertain figure is not remembered.
     ///
     /// # Errors
-    /// If it must be measured and can't be.
+    /// If it must be measured and cannot be.
     pub fn context_memory(
         &self,
         driver: &dyn Driver,
@@ -327,7 +330,8 @@ impl ContextCache {
         self.load().get(&key(driver, gpu, instance)).copied()
     }
 
-    /// Waits until no other process measures on this GPU. A GPU that answers nobody holds up only those that ask for it.
+    /// Waits until no other process measures on this GPU. A GPU that does not answer delays only the processes that ask
+    /// for it.
     fn alone(&self, gpu: &Gpu) -> Option<File> {
         // Without the lock the measurements disturb one another, which they notice.
         let file = File::create(self.file.with_extension(format!("{}.lock", gpu.uuid))).ok()?;

@@ -3,13 +3,13 @@ use std::path::PathBuf;
 
 use cantle_model::GpuUuid;
 
-/// Why the driver can't be used. All of these are exit code 7 (GPU, driver or enforcement unavailable).
+/// Why the driver cannot be used. All of these are exit code 7 (GPU, driver or enforcement unavailable).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// No NVML library anywhere.
     #[error("no NVIDIA driver found (libnvidia-ml.so.1 is missing); try --sim-gpus 3xA100-40GB")]
     NoDriver,
-    /// A driver library is there but can't be loaded.
+    /// A driver library is there but cannot be loaded.
     #[error("cannot load {}: {why}", path.display())]
     Load {
         /// The library.
@@ -90,7 +90,7 @@ pub enum DriverError {
     /// No MIG device of that name.
     #[error("there is no MIG instance {0} on this machine")]
     NoSuchInstance(String),
-    /// A container can't be given its instance.
+    /// A container cannot be given its instance.
     #[error(
         "the MIG instance's device node {} is missing and cannot be made: {why}; make it as root: nvidia-modprobe -f \
          /proc/driver/nvidia/capabilities/{}", node.display(), capability

@@ -169,7 +169,7 @@ pub trait Driver: Mig + Send + Sync {
     /// second on real hardware; [`ContextCache`] remembers.
     ///
     /// # Errors
-    /// If the probe can't run, or the driver fails.
+    /// If the probe cannot run, or the driver fails.
     fn context_memory(&self, gpu: &GpuUuid, device: &str) -> Result<ContextMemory>;
 
     /// The files that a container needs for these slices, in addition to the two libraries. Of a GPU in MIG mode it gets the
@@ -187,7 +187,7 @@ pub trait Driver: Mig + Send + Sync {
     /// Starts a helper for checkpoints of processes, which takes seconds on real hardware.
     ///
     /// # Errors
-    /// If it can't be started, or the driver refuses.
+    /// If it cannot be started, or the driver refuses.
     fn start_checkpoints(&self) -> Result<Checkpoints> {
         Err(DriverError::CheckpointHelper("this driver has none".to_owned()))
     }
@@ -195,7 +195,7 @@ pub trait Driver: Mig + Send + Sync {
     /// The driver's libraries and all the names they have on this machine.
     ///
     /// # Errors
-    /// If a library can't be found.
+    /// If a library cannot be found.
     fn libraries(&self) -> Result<Libraries>;
 }
 

@@ -200,7 +200,7 @@ fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Libra
             let path = dir.join(name);
             let Ok(target) = path.canonicalize() else { continue };
             // The installed build is preferred to a compatibility build, which has another version's name. A 32-bit copy, or one for
-            // another architecture, can't be loaded by this machine's programs.
+            // another architecture, cannot be loaded by this machine's programs.
             if real.is_none() && !is_foreign(&target) {
                 real = Some(target.clone());
             }

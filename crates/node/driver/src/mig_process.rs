@@ -89,7 +89,7 @@ impl MigProcess {
         call: &MigCall,
     ) -> Result<T> {
         match self.ask_once(gpu, table, call) {
-            // It was replaced between two calls: another process sees what is there now.
+            // It was replaced between two calls: another process sees the present instance.
             Err(DriverError::Contradiction { .. }) => self.ask_once(gpu, table, call),
             answer => answer,
         }
@@ -119,7 +119,7 @@ impl MigProcess {
 /// The `main` of that process. `args` are those after [`MIG_COMMAND`].
 #[must_use]
 pub fn mig_main(args: &[OsString]) -> ExitCode {
-    // When the caller is gone, nobody knows what this process does to the GPU.
+    // When the caller is gone, no program knows what this process does to the GPU.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let answer = match args {
         // It ended before that line.

@@ -65,7 +65,7 @@ struct Device {
     events: OnceLock<Option<events::EventSet>>,
 }
 
-/// A GPU that NVML counts and can't open.
+/// A GPU that NVML counts and cannot open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostGpu {
     /// Its number.
@@ -83,8 +83,8 @@ pub(crate) struct Session {
     third_lists: OnceLock<bool>,
 }
 
-// SAFETY: only NVML's handles make it not `Send` by itself. They are opaque, never dereferenced here, and by NVML's documentation
-// valid in every thread.
+// SAFETY: only NVML's handles keep it from being `Send` automatically. They are opaque, never dereferenced here, and by
+// NVML's documentation valid in every thread.
 unsafe impl Send for Session {}
 // SAFETY: NVML's documentation says that its functions may be called by several threads at a time. All state that changes
 // after `open` is in `OnceLock`s and a `Mutex`; the handles never change.
@@ -152,8 +152,8 @@ impl Session {
         Ok(device.handle)
     }
 
-    /// Without what the driver keeps for itself, 0.4 to 1 GiB of a GPU, which no program can have. Drivers before 510 don't tell:
-    /// there it counts as used.
+    /// Without what the driver keeps for itself, 0.4 to 1 GiB of a GPU, which no program can have. Drivers before 510
+    /// do not tell: there it counts as used.
     fn memory_of(&self, handle: nvmlDevice_t, gpu: &GpuUuid) -> Result<Memory> {
         let mut memory =
             nvmlMemory_v2_t { version: MEMORY_VERSION_2, total: 0, reserved: 0, free: 0, used: 0 };

@@ -35,7 +35,7 @@ pub fn create(dir: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
     Err(DriverError::Sim(String::from_utf8_lossy(&message[..end]).into_owned()))
 }
 
-/// What the simulated driver holds, as JSON: the outside witness of every test.
+/// The state of the simulated driver, as JSON: the outside witness of every test.
 ///
 /// # Errors
 /// If there are no simulated GPUs in `dir`.

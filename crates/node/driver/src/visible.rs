@@ -1,4 +1,4 @@
-//! What CUDA shows to this process through the filters: a task checks with it whether its limits are enforced.
+//! The GPUs that CUDA shows to this process through the filters: a task checks with it whether its limits are enforced.
 
 use std::ffi::{c_int, c_uint};
 

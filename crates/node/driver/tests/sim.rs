@@ -126,7 +126,8 @@ fn what_the_driver_takes_for_a_context_is_measured_too() {
     assert_eq!(next_to_it.unattributed_bytes, 10 << 20, "it may become the first one");
 }
 
-/// What no process has falls when a neighbor's context ends, which a measurement must not take for its own context's being free.
+/// Memory that belongs to no process shrinks when a neighbor's context ends, and a measurement must not take that for
+/// the end of its own context.
 #[test]
 fn neighbors_that_come_and_go_do_not_make_a_context_smaller() {
     let Some(node) = Node::with("1xH100-80GB:reserved") else { return };

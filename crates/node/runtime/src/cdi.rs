@@ -46,7 +46,7 @@ pub struct Edits {
     /// `NAME=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// CdiDevice nodes of the machine, under the same path.
+    /// Device nodes of the machine, under the same path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Mounts; the engine puts them in order.
@@ -113,7 +113,7 @@ impl Spec {
     /// Puts it into `dir`, whole or not at all, in place of an earlier one with the same id; makes the directory if need be.
     ///
     /// # Errors
-    /// If the file can't be written.
+    /// If the file cannot be written.
     pub fn write(&self, dir: &Path, id: &str) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         // A restart of the machine empties the directory and ends the slices.
@@ -123,7 +123,7 @@ impl Spec {
     /// [`Self::write`] for as long as the result lives.
     ///
     /// # Errors
-    /// If the file can't be written.
+    /// If the file cannot be written.
     pub(crate) fn publish(&self, dir: &Path, id: &str) -> io::Result<Published> {
         self.write(dir, id)?;
         Ok(Published { dir: dir.to_owned(), id: id.to_owned() })
@@ -158,7 +158,7 @@ pub fn remove(dir: &Path, id: &str) -> io::Result<()> {
 /// The ids of all specs of slices in `dir`, in no order; none if there is no such directory.
 ///
 /// # Errors
-/// If the directory can't be read.
+/// If the directory cannot be read.
 pub fn ids(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -27,11 +27,11 @@ const PARENT: &str = "cantle";
 const NO_UNIFIED: &str = "no control groups of version 2 are mounted";
 const NO_RIGHT: &str =
     "this process may make no control group of version 2: run it as root, or let systemd delegate its group";
-/// A group can't be removed while the last of its processes is dying.
+/// A group cannot be removed while the last of its processes is dying.
 const REMOVE_RETRIES: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
-/// The time after which a group without processes is one that nobody will enter: a task enters its group right after it was
-/// created.
+/// The time after which no process will enter a group without processes any more: a task enters its group right after
+/// it was created.
 const ABANDONED_AFTER: Duration = Duration::from_mins(1);
 
 /// A control group.
@@ -121,7 +121,7 @@ impl Cgroup {
     }
 
     fn freeze(&self, frozen: bool) {
-        // Version 2, then version 1. A group that can't be frozen is killed in several passes.
+        // Version 2, then version 1. A group that cannot be frozen is killed in several passes.
         let _ = fs::write(self.dir.join("cgroup.freeze"), if frozen { "1" } else { "0" })
             .or_else(|_| fs::write(self.dir.join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" }));
     }
@@ -222,8 +222,8 @@ fn make_below(parent: &Path, name: &str) -> Option<Cgroup> {
     is_ours.then_some(group)
 }
 
-/// Removes the groups in which nothing runs any more: whoever should have removed them was killed, and the directory that
-/// names them may be gone too.
+/// Removes the groups in which nothing runs any more: the process that should have removed them was killed, and the
+/// directory that names them may be gone too.
 fn remove_abandoned(parent: &Path) {
     if parent.file_name() != Some(OsStr::new(PARENT)) {
         return;
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// On each hierarchy that this machine has: version 2 kills by itself, version 1 by freezing.
+    /// On each hierarchy that this machine has: version 2 kills with one write, version 1 needs a freeze first.
     #[test]
     fn all_of_a_group_are_killed_and_it_is_removed() {
         let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));

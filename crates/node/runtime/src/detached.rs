@@ -29,8 +29,8 @@ const OF_THE_AGENT: [&str; 6] = [
     "CREDENTIALS_DIRECTORY",
 ];
 
-/// What a service manager means for the agent alone (systemd.exec(5), sd_listen_fds(3), sd_watchdog_enabled(3)): a program that finds them takes
-/// itself for the service.
+/// Variables that a service manager sets for the agent alone (systemd.exec(5), sd_listen_fds(3),
+/// sd_watchdog_enabled(3)): a program that finds them takes itself for the service.
 const OF_THE_SERVICE: [&str; 17] = [
     "CACHE_DIRECTORY",
     "CONFIGURATION_DIRECTORY",
@@ -120,7 +120,8 @@ pub(crate) fn supervisor_command(exe: &Path) -> Command {
     command
 }
 
-/// What a login gives a program, and systemd does not give a service of root: without a home directory caches land in `/`, and git refuses to work.
+/// Settings that a login gives a program, and that systemd does not give a service of root: without a home directory
+/// caches land in `/`, and git refuses to work.
 fn of_the_user() -> Vec<(&'static str, OsString)> {
     let Ok(Some(user)) = User::from_uid(geteuid()) else { return Vec::new() };
     let name = OsString::from(&user.name);

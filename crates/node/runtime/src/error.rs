@@ -15,7 +15,7 @@ pub enum StartError {
     /// The program does not exist.
     #[error("{0}: command not found")]
     NotFound(String),
-    /// The program exists but can't be executed.
+    /// The program exists but cannot be executed.
     #[error("{program}: cannot execute: {why}")]
     NotExecutable {
         /// As given.
@@ -111,7 +111,7 @@ impl Why for FileError {
     }
 }
 
-/// The first paths, and how many there are besides.
+/// The first paths, and how many more there are.
 #[must_use]
 pub fn listed(paths: &[PathBuf]) -> String {
     let shown = &paths[..paths.len().min(3)];

@@ -4,7 +4,7 @@ use std::process::ExitStatus;
 use cantle_model::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// What the kernel's SIGKILL makes of an exit code.
+/// The exit code after the kernel's SIGKILL.
 const KILLED: i32 = 137;
 
 /// How a task ended.
@@ -60,7 +60,7 @@ impl Exit {
         }
     }
 
-    /// What the exit code does not say, as one line.
+    /// The reason that the exit code does not contain, as one line.
     #[must_use]
     pub fn reason(self) -> Option<String> {
         match self {

@@ -1,7 +1,7 @@
 //! A *fence* ends a task that may run elsewhere by now. The task's owner records until when the task is its own, and renews
-//! that. If nobody renews it (the owner died, or cannot reach the server), the supervisor ends the task.
+//! that. If no process renews it (the owner died, or cannot reach the server), the supervisor ends the task.
 //!
-//! The clock counts while the machine sleeps, and nobody can set it. The task can use the time before the fence for
+//! The clock counts while the machine sleeps, and cannot be set. The task can use the time before the fence for
 //! cleanup.
 
 use std::mem::MaybeUninit;

@@ -28,7 +28,7 @@ pub enum Durability {
     PowerLoss,
 }
 
-/// A file or directory that can't be read or written.
+/// A file or directory that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}", path.display())]
 pub struct FileError {
@@ -181,7 +181,7 @@ pub fn sync_directory(directory: &Path) -> Result<(), FileError> {
 /// Reads what [`write_json`] wrote; `None` if there is no such file.
 ///
 /// # Errors
-/// Names the file that can't be read or does not hold a `T`: it is never taken for one that is not there.
+/// Names the file that cannot be read or does not hold a `T`: it is never taken for one that is not there.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
     let read = match fs::read(path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -202,7 +202,7 @@ pub fn read_all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, FileErr
 /// The paths of a directory's `*.json`, in order.
 ///
 /// # Errors
-/// If the directory can't be read.
+/// If the directory cannot be read.
 pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
     let mut paths: Vec<_> = entries
@@ -216,7 +216,7 @@ pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 /// Removes what writers that were killed have left unfinished in a directory. No other process may write there.
 ///
 /// # Errors
-/// If the directory can't be read, or names the file that can't be removed.
+/// If the directory cannot be read, or names the file that cannot be removed.
 pub fn remove_unfinished(directory: &Path) -> Result<(), FileError> {
     let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));

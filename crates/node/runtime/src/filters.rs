@@ -16,8 +16,8 @@ pub fn filter_files(shim_dir: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Whether the filter libraries in `shim_dir` are there and read the accounting files that this program writes.
 ///
-/// Libraries of another version refuse all memory, and a task can't report why. Packages that are replaced under a running
-/// agent, and a program that is copied without its libraries, lead to that.
+/// Libraries of another version refuse all memory, and a task cannot report why. Packages that are replaced under a
+/// running agent, and a program that is copied without its libraries, lead to that.
 ///
 /// # Errors
 /// [`StartError::NotInstalled`] and [`StartError::OtherVersion`] name the library.

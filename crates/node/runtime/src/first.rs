@@ -34,7 +34,7 @@ pub(crate) const FIRST: &str = "--first";
 /// The name of the memory in which it keeps the secrets of its task.
 const SECRETS: &str = "cantle-secrets";
 
-/// What a login gives files of a user.
+/// The umask of a login.
 pub(crate) const UMASK: Mode = Mode::from_bits_truncate(0o022);
 /// Names the settings of ClearML's programs.
 pub(crate) const SETTINGS: &str = "CLEARML_CONFIG_FILE";
@@ -48,7 +48,7 @@ pub(crate) struct Orders {
     pub(crate) go: i32,
     /// The control group to enter.
     pub(crate) door: Option<PathBuf>,
-    /// What it does in the task's namespaces, if it has them.
+    /// Its orders in the task's namespaces, if it has them.
     pub(crate) inside: Option<Inside>,
     /// It and the task get no privileges from programs that they start.
     pub(crate) no_new_privileges: bool,
@@ -269,7 +269,7 @@ impl Orders {
                 _ => Report::Namespace { why: why.to_string() },
             })?;
         }
-        // Process 1 of a pid namespace is that by itself.
+        // Process 1 of a pid namespace adopts orphans without this call.
         set_child_subreaper(true).map_err(io::Error::from).map_err(setup("adopt the task's orphans"))?;
         if self.no_new_privileges {
             set_no_new_privs().map_err(io::Error::from).map_err(setup("give up new privileges"))?;

@@ -1,5 +1,6 @@
 //! Signals that this process ignores because who started it did, as `nohup` and the background of a script do. A program that is started
-//! inherits that. What another user runs in a task must not depend on how an agent was started: Ctrl-C would do nothing there.
+//! inherits that. A program that another user runs in a task must not depend on the way an agent was started: Ctrl-C
+//! would do nothing there.
 
 use std::fs;
 use std::sync::Arc;

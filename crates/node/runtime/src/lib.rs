@@ -6,8 +6,9 @@
 //!
 //! - [`Engine::start`]: the task is a container of Docker or Podman.
 //!
-//! All return a [`RunningTask`]. Every task that is a process stands behind one wall, `sandbox`. The [`Backend`] is the way in which the shim is installed: in the task's own mount
-//! namespace, where it replaces the driver's libraries, or with `LD_PRELOAD` where mounts are impossible.
+//! All return a [`RunningTask`]. Every task that is a process is isolated by one module, `sandbox`. The [`Backend`] is
+//! the way in which the shim is installed: in the task's own mount namespace, where it replaces the driver's libraries,
+//! or with `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
 pub mod cdi;

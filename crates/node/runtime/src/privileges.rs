@@ -52,7 +52,7 @@ const OWN: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::SYS_NICE);
 
-/// Takes the capabilities from everything that the calling thread executes from now on; setuid programs can't bring
+/// Takes the capabilities from everything that the calling thread executes from now on; setuid programs cannot bring
 /// them back.
 pub(crate) fn withhold(privileges: Privileges) -> io::Result<()> {
     let left = match privileges {
@@ -61,7 +61,7 @@ pub(crate) fn withhold(privileges: Privileges) -> io::Result<()> {
     };
     for capability in CapabilitySet::all().difference(left).iter() {
         match remove_capability_from_bounding_set(capability) {
-            // An old kernel that does not know this one can't grant it either.
+            // An old kernel that does not know this one cannot grant it either.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(why) => return Err(why.into()),
         }

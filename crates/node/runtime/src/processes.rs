@@ -180,8 +180,8 @@ impl Scope {
         members.filter(|member| member.pid != self.leader.pid || *member == self.leader).collect()
     }
 
-    /// What is below the first process of a task, also if somebody has put it into another group. The usual case at the end of a task is
-    /// none, which is quickly seen.
+    /// The processes below the first process of a task, also those that a program has put into another group. Usually
+    /// there is none at the end of a task, which is quick to find out.
     fn descendants(&self) -> BTreeSet<u32> {
         let root = self.root.pid;
         let mut found = BTreeSet::new();

@@ -233,10 +233,10 @@ fn or_nobody(pid: u32) -> Holder {
     holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
 }
 
-/// What a command finds besides its spec.
+/// The surroundings of a command, in addition to its spec.
 struct Surroundings<'a> {
     backend: &'a Backend,
-    /// It starts in the task's working directory; otherwise it enters it by itself.
+    /// It starts in the task's working directory; otherwise the program enters it.
     enters: bool,
 }
 

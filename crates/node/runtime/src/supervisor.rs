@@ -31,11 +31,11 @@ use crate::{Backend, Exit, StartError, TaskDirectory};
 /// Time between SIGTERM and SIGKILL for the processes that a task's first process leaves behind.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
 
-/// What the supervisor reports to the program that started it.
+/// The supervisor's reports to the program that started it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
     Started(TaskState),
-    /// The error's text and exit code: a [`StartError`] itself can't cross a process boundary.
+    /// The error's text and exit code: a [`StartError`] itself cannot cross a process boundary.
     Failed {
         message: String,
         exit_code: u8,
@@ -125,7 +125,8 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
     }
 }
 
-/// What the agent has open is not the task's. (The task of a `cantle run` inherits what its caller gives it, such as `<(command)` of a shell.)
+/// The agent's open files are not the task's. (The task of a `cantle run` inherits what its caller gives it, such as
+/// `<(command)` of a shell.)
 fn close_inherited() {
     let open = fs::read_dir("/proc/self/fd").into_iter().flatten().filter_map(Result::ok);
     let numbers: Vec<i32> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -166,7 +167,7 @@ fn start(directory: &TaskDirectory) -> Result<Supervised, StartError> {
         container: None,
         head_len: 0,
     };
-    // Before the task's first instruction: whoever comes after a kill finds its processes.
+    // Before the task's first instruction: the program that cleans up after a kill finds its processes.
     let record = |scope: &Scope, backend: &Backend| {
         directory.write_state(&state(scope, backend)).map_err(|why| StartError::setup("write state", why))
     };

@@ -134,7 +134,7 @@ impl TaskDirectory {
     /// task or be about to.
     ///
     /// # Errors
-    /// Names the file that can't be locked or removed.
+    /// Names the file that cannot be locked or removed.
     pub fn disarm(&self) -> Result<bool, FileError> {
         match self.try_lock() {
             Ok(Some(_lock)) => files::remove(&self.0.join(TASK)).map(|()| true),

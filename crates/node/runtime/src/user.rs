@@ -93,7 +93,8 @@ impl TaskUser {
         geteuid().as_raw() == self.uid
     }
 
-    /// Calls `f` as this user, in a thread of its own: the other threads keep theirs. What `f` starts belongs to the user.
+    /// Calls `f` as this user, in a thread of its own: the other threads keep theirs. Processes that `f` starts belong
+    /// to the user.
     ///
     /// # Errors
     /// If this process may not become the user.
@@ -104,7 +105,7 @@ impl TaskUser {
         })
     }
 
-    /// The calling thread becomes this user, and can't go back.
+    /// The calling thread becomes this user, and cannot go back.
     pub(crate) fn take_over(&self) -> io::Result<()> {
         let (uid, gid) = (rustix::thread::Uid::from_raw(self.uid), rustix::thread::Gid::from_raw(self.gid));
         let groups: Vec<_> = self.groups.iter().map(|group| rustix::thread::Gid::from_raw(*group)).collect();
@@ -119,7 +120,7 @@ impl TaskUser {
         Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
     }
 
-    /// What a login of this user sets.
+    /// The variables that a login of this user sets.
     pub(crate) fn variables(&self) -> [(&'static str, OsString); 4] {
         let name = OsString::from(&self.name);
         [

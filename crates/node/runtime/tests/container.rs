@@ -63,7 +63,7 @@ async fn exit_codes_are_the_tasks_or_dockers() {
         let bench = Bench::new();
         let output = bench.container_output();
         let started = docker.engine.start(&spec(&bench, argv), &docker.container(&[]), output).await;
-        // The container's init can't kill itself; it ends with 0 instead of by the signal.
+        // The container's init cannot kill itself; it ends with 0 instead of by the signal.
         let expected = if code == 137 { 0 } else { code };
         assert_eq!(started.unwrap().wait().await.code(), expected, "{argv:?}");
     }

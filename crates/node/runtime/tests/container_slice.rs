@@ -82,8 +82,8 @@ fn truth() -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The memory of a context, seen from outside: what a process without a slice can't get of 40 GiB. At the same time the
-/// negative control: without cantle the same program takes the whole card.
+/// The memory of a context, seen from outside: what a process without a slice cannot get of 40 GiB. At the same time
+/// the negative control: without cantle the same program takes the whole card.
 fn context_bytes() -> u64 {
     let script = repository().join("tests/docker/fill.py");
     let output = Command::new("python3").arg(script).output().unwrap();

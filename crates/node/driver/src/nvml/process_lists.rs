@@ -1,4 +1,4 @@
-//! What NVML's lists of processes say together.
+//! Combines NVML's lists of processes.
 
 use std::collections::BTreeMap;
 

@@ -132,7 +132,7 @@ fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
     files.iter().filter_map(|file| Some((file, file.file_name()?.to_string_lossy().into_owned())))
 }
 
-/// A mount of its own, so that it can't be moved away and replaced, and takes no more files.
+/// A mount of its own, so that it cannot be moved away and replaced, and takes no more files.
 fn own_directory() -> Mount {
     Mount {
         typ: Some(MountType::TMPFS),

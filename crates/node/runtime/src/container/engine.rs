@@ -297,8 +297,8 @@ fn check_files(spec: &TaskSpec, container: &ContainerSpec) -> Result<(), StartEr
     if missing.is_empty() { Ok(()) } else { Err(StartError::NotOnMachine(missing)) }
 }
 
-/// Recognizes the messages of container runtimes for a program that is not in the image, or can't be executed; engines pass
-/// them on.
+/// Recognizes the messages of container runtimes for a program that is not in the image, or cannot be executed; engines
+/// pass them on.
 fn explain(error: EngineError, program: String) -> StartError {
     let says = |text: &str| matches!(&error, EngineError::Refused { why, .. } if why.contains(text));
     let about_program = says("exec: ");

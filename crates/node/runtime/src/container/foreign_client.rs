@@ -30,7 +30,8 @@ pub struct Unconfined {
 }
 
 impl Unconfined {
-    /// Ends it; why it was ended. Docker's client ends with its container, so whoever waits for the client needs the reason before.
+    /// Ends it, and returns the reason. Docker's client ends with its container, so a waiter for the client needs the
+    /// reason before.
     pub async fn end(self, engine: &Engine) -> StartError {
         match engine.remove(&self.id).await {
             Ok(()) => self.why,

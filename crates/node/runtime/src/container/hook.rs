@@ -67,7 +67,7 @@ pub fn image_hook_trial() -> [String; 2] {
 }
 
 /// Enters another root and lets this program's copy there, under the same path, print its version: a machine whose loader or
-/// C library does not fit can't.
+/// C library does not fit cannot.
 fn can_run_on(root: &Path) -> ExitCode {
     let why = match (std::env::current_exe(), chroot(root).and_then(|()| chdir("/"))) {
         (Ok(program), Ok(())) => {

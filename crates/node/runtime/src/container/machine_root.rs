@@ -15,7 +15,7 @@ impl MachineRoot {
     /// For a program that runs on the machine itself.
     ///
     /// # Errors
-    /// If the root can't be opened.
+    /// If the root cannot be opened.
     pub fn own() -> io::Result<Self> {
         Self::at(Path::new("/"))
     }
@@ -23,7 +23,7 @@ impl MachineRoot {
     /// For the first process of a container that sees the machine's processes: its parent is one of the engine's.
     ///
     /// # Errors
-    /// If that process can't be seen.
+    /// If that process cannot be seen.
     pub fn of_engine() -> io::Result<Self> {
         Self::at(&Self::engine_path())
     }
@@ -35,7 +35,7 @@ impl MachineRoot {
     /// For an engine whose root is the directory `root`.
     ///
     /// # Errors
-    /// If it can't be opened.
+    /// If it cannot be opened.
     pub fn at(root: &Path) -> io::Result<Self> {
         Ok(Self(Root::at(root)?))
     }

@@ -87,7 +87,7 @@ enum Until {
 }
 
 impl Copy {
-    /// One reading of the whole output. False if the engine broke off; an error if the output can't be written.
+    /// One reading of the whole output. False if the engine broke off; an error if the output cannot be written.
     async fn pass(&mut self, until: Until) -> io::Result<bool> {
         let follow = until == Until::Ended;
         let options = LogsOptions { follow, stdout: true, stderr: true, ..Default::default() };

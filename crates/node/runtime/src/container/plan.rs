@@ -132,7 +132,7 @@ fn by_device(spec: &TaskSpec, host: &mut HostConfig) -> Vec<String> {
     vec![word]
 }
 
-/// One container per lease: a second one can't be created, even if the engine's answer to the first got lost.
+/// One container per lease: a second one cannot be created, even if the engine's answer to the first got lost.
 pub(super) fn name_of(lease: &str) -> String {
     format!("cantle-{lease}")
 }
@@ -159,7 +159,7 @@ fn log_head(
     let mut text =
         format!("cantle: {}\n", words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
     for note in &admitted.notes {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "cantle: {note}");
     }
     text

@@ -23,7 +23,8 @@ use crate::ignored::ignore_nothing;
 use crate::sandbox::Inside;
 use crate::{TaskUser, alive};
 
-/// The namespaces of a task besides that of processes, which its parent chose. That of mounts is last: it has no `/proc` of this process.
+/// The namespaces of a task except that of processes, which its parent chose. That of mounts is last: it has no `/proc`
+/// of this process.
 const NAMESPACES: [(&str, CloneFlags); 4] = [
     ("ipc", CloneFlags::CLONE_NEWIPC),
     ("uts", CloneFlags::CLONE_NEWUTS),
@@ -41,7 +42,7 @@ pub(super) struct Entering {
     pub(super) report: i32,
     /// `TERM`, if its stdin is a terminal.
     pub(super) terminal: Option<String>,
-    /// What it connects to, instead of becoming a command.
+    /// The door that it connects to, instead of becoming a command.
     pub(super) to: Option<TaskDoor>,
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn enter_main(args: &[OsString]) -> ExitCode {
         }
         Err(why) => why,
     };
-    // Nobody listens any more if this fails.
+    // No process listens any more if this fails.
     let _ = serde_json::to_vec(&why).map(|line| report.write_all(&line));
     ExitCode::from(why.exit_code())
 }
@@ -79,7 +80,7 @@ fn close_others(kept: i32) {
     }
 }
 
-/// What of the task is opened on the machine's side.
+/// Files of the task that are opened on the machine's side.
 struct Opened {
     namespaces: Vec<(File, CloneFlags)>,
     root: File,
@@ -112,7 +113,7 @@ impl Entering {
         let first = First::read(&self.first)?;
         let mut environment = first.environment().map_err(setup("read its environment"))?;
         let opened = Opened::of(&self.first).map_err(setup("open its namespaces"))?;
-        // What was opened and read is the task's, and not that of a later process with its number.
+        // The opened files and the data belong to the task, and not to a later process with its number.
         if !alive(&self.first) {
             return Err(ExecError::Ended);
         }
@@ -148,7 +149,7 @@ impl Entering {
         }
     }
 
-    /// What the task's first process gave up, too.
+    /// Gives up the rights that the task's first process gave up, too.
     fn give_up(&self, inside: Option<&Inside>, no_new_privileges: bool) -> Result<(), ExecError> {
         if let Some(inside) = inside {
             inside.restrict().map_err(|why| ExecError::setup("close the sandbox", why))?;

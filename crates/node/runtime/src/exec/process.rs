@@ -62,7 +62,7 @@ pub fn exec_in_task(leader: &Holder, what: &ExecCommand) -> Result<(ExecProcess,
     let told = serde_json::to_string(&told).map_err(|why| ExecError::setup("write its orders", why))?;
     let mut command = Command::new("/proc/self/exe");
     command.arg(TASK_INIT_COMMAND).arg(ENTER).arg(told).args(&what.argv);
-    // What it finds in the task is the task's.
+    // Everything that it finds in the task is the task's.
     command.env_clear();
     let ends =
         Ends::make(what.terminal.as_ref(), &mut command).map_err(|why| ExecError::setup("terminal", why))?;

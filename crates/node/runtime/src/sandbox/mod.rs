@@ -48,7 +48,7 @@ const EMPTY_FILE: &str = "/run/cantle/empty";
 /// All hierarchies, where the distribution has mounted them.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What answers here starts programs outside of the task, with all rights of root.
+/// A program that answers here starts programs outside of the task, with all rights of root.
 const SOCKETS: [&str; 7] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -65,7 +65,7 @@ const OF_KERNEL: [i64; 4] = [0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270];
 type Result<T> = std::result::Result<T, SandboxError>;
 
 /// Moves the calling thread into namespaces of the task's own and puts everything in place; a child that the thread makes
-/// afterwards lives there. Use a thread that does nothing else and ends: it can't leave again.
+/// afterwards lives there. Use a thread that does nothing else and ends: it cannot leave again.
 pub(crate) fn enter(spec: &TaskSpec) -> Result<()> {
     let confinement = &spec.confinement;
     // Only the mount point is made outside of the namespace.
@@ -163,7 +163,7 @@ impl Inside {
         self.restrict()
     }
 
-    /// What a process gives up that is inside. Another one that enters later finds all else in place.
+    /// Gives up the rights that a process inside must not have. Another one that enters later finds all else in place.
     pub(crate) fn restrict(&self) -> Result<()> {
         step("refuse system calls", || {
             cantle_ledger::seccomp::refuse_calls().map_err(io::Error::from_raw_os_error)
@@ -216,7 +216,8 @@ fn own_proc(mounts: &[(&str, PathBuf)]) -> Result<()> {
     Ok(())
 }
 
-/// Of a line of `/proc/self/mountinfo`. The kernel writes blanks in a path as `\040`; such a path is none of the kernel's own.
+/// Of a line of `/proc/self/mountinfo`. The kernel writes blanks in a path as `\040`; such a path is not one of the
+/// kernel's own.
 fn kind_and_place(line: &str) -> Option<(&str, PathBuf)> {
     let (left, right) = line.split_once(" - ")?;
     Some((right.split(' ').next()?, left.split(' ').nth(4)?.into()))
@@ -250,7 +251,7 @@ fn existing(given: Option<&Path>) -> std::result::Result<PathBuf, StartError> {
         Some(given) => std::path::absolute(given).map_err(missing)?,
         None => std::env::current_dir().map_err(missing)?,
     };
-    // Asked for by itself, because the kernel reports a missing directory as if the program were missing.
+    // Checked separately, because the kernel reports a missing directory as if the program were missing.
     if !directory.is_dir() {
         return Err(StartError::NoWorkingDirectory(directory));
     }

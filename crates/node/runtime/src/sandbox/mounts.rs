@@ -56,7 +56,7 @@ pub(super) fn tmpfs(at: &Path, flags: MsFlags) -> io::Result<()> {
     plain_mount(Some(Path::new("tmpfs")), at, Some("tmpfs"), flags)
 }
 
-/// A mount below another one can't be reached by its path, and so not by the task either.
+/// A mount below another one cannot be reached by its path, and so not by the task either.
 pub(super) fn unless_hidden(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(why) if matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => Ok(()),
