@@ -59,7 +59,7 @@ pub struct Allocation {
 pub struct SlicePlacement {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// What the scheduler has allocated of it. No slice has more.
+    /// The scheduler's allocation of it. No slice has more.
     pub allocated: AllocatedPart,
 }
 
@@ -71,7 +71,7 @@ pub enum MigAtStart {
     AsTheyAre,
     /// These, or it is an error.
     Listed(GpuList),
-    /// Those that can change now; the reason why others can't is logged.
+    /// Those that can change now; the reason why others cannot is logged.
     AllThatCan,
 }
 
@@ -83,7 +83,7 @@ pub struct AllocatableGpus {
     gpus: Vec<Gpu>,
     /// The capacity of each GPU when it last answered.
     known: Mutex<BTreeMap<GpuUuid, Offer>>,
-    /// GPUs that can't be put into MIG mode without their administrator.
+    /// GPUs that cannot be put into MIG mode without their administrator.
     no_mig: Mutex<BTreeSet<GpuUuid>>,
     watchdog: Mutex<Watchdog>,
     meter: Mutex<UsageMeter>,
@@ -103,7 +103,7 @@ impl AllocatableGpus {
     /// the driver's files from copies in `driver_files_dir`, or from where they are for this process.
     ///
     /// # Errors
-    /// If there are none, another agent has them, or one that is listed can't be put into MIG mode.
+    /// If there are none, another agent has them, or one that is listed cannot be put into MIG mode.
     pub fn open(
         installation: &Installation,
         lib_dir: &Path,
@@ -182,7 +182,7 @@ impl AllocatableGpus {
     /// lost GPU, the capacity when it last answered.
     ///
     /// # Errors
-    /// If a file can't be read or written.
+    /// If a file cannot be read or written.
     pub fn offers(&self) -> Result<Vec<Offer>, NodeError> {
         if !self.has_files() {
             return Ok(Vec::new());
@@ -219,7 +219,7 @@ impl AllocatableGpus {
     /// its administrator is logged once and left as it is.
     ///
     /// # Errors
-    /// If a file can't be read or written, or the driver fails.
+    /// If a file cannot be read or written, or the driver fails.
     pub fn turn_mig_on(&self) -> Result<(), NodeError> {
         let offers = self.offers()?;
         let mut no_mig = self.no_mig.lock().unwrap_or_else(PoisonError::into_inner);
@@ -405,7 +405,7 @@ impl AllocatableGpus {
     /// The leases of all allocations that were not released, of all processes.
     ///
     /// # Errors
-    /// Names the file that can't be read.
+    /// Names the file that cannot be read.
     pub fn active(&self) -> Result<Vec<Lease>, NodeError> {
         Ok(self.node.leases()?.into_iter().filter(|lease| lease.kept).collect())
     }
@@ -413,7 +413,7 @@ impl AllocatableGpus {
     /// The use of the slices of [`AllocatableGpus::active`].
     ///
     /// # Errors
-    /// Names the file that can't be read.
+    /// Names the file that cannot be read.
     pub fn usage(&self) -> Result<Vec<SliceUsage>, NodeError> {
         let meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(meter.usage(&self.node, &self.gpus, &self.active()?))

@@ -24,7 +24,7 @@ pub fn describe(
     let neighbors = node.neighbors();
     let members = Members::of(node, leases).and(&neighbors);
     let offer = |gpu: &Gpu| {
-        // A GPU that can't be queried now (lost, or the driver fails) gets nothing new; the others continue.
+        // A GPU that cannot be queried now (lost, or the driver fails) gets nothing new; the others continue.
         offer(driver, node, gpu, (leases, &neighbors), &members).unwrap_or_else(|error| {
             tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
             Offer { closed: true, ..Offer::new(gpu.clone()) }

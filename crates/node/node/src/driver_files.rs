@@ -25,7 +25,7 @@ impl DriverFiles {
     /// before a pod needs them.
     ///
     /// # Errors
-    /// Names what can't be read or written.
+    /// Names what cannot be read or written.
     pub(crate) fn of_driver(driver: &dyn Driver, root: &Path) -> Result<Self, NodeError> {
         let files = Self::new(root, &driver.versions().driver)?;
         let libraries = driver.libraries()?;
@@ -60,7 +60,7 @@ impl DriverFiles {
     /// copied: only Windows' subsystem for Linux has one, under the same name everywhere.
     ///
     /// # Errors
-    /// If the file can't be read, or its copy can't be written.
+    /// If the file cannot be read, or its copy cannot be written.
     pub(crate) fn copy_of(&self, path: &Path) -> Result<PathBuf, NodeError> {
         let file = path.canonicalize().map_err(|error| NodeError::file(path, error))?;
         if file.is_dir() {
@@ -132,7 +132,7 @@ mod tests {
         fs::write(&library, "another").unwrap();
         files.copy_of(&library).unwrap();
         assert_eq!(fs::read_to_string(&copy).unwrap(), "another");
-        assert_eq!(io::read_to_string(held).unwrap(), "one", "who has the former one keeps it");
+        assert_eq!(io::read_to_string(held).unwrap(), "one", "open handles keep the former version");
 
         files.remove_others().unwrap();
         assert!(!root.join("535.1").exists() && copy.exists());

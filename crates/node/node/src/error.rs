@@ -11,7 +11,7 @@ use cantle_sched::Reason;
 /// An error of a node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// A file can't be read or written.
+    /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// The node directory was made by another user.
@@ -46,7 +46,7 @@ pub enum NodeError {
     /// `--gpus` names what is not there.
     #[error(transparent)]
     Gpus(#[from] GpuListError),
-    /// `--gpus` names a GPU that can't be opened.
+    /// `--gpus` names a GPU that cannot be opened.
     #[error("GPU {index} is lost to the driver: {why}")]
     LostGpu {
         /// NVML index of the GPU.
@@ -81,7 +81,7 @@ pub enum NodeError {
         /// How many.
         count: usize,
     },
-    /// A queue that the GPUs can't serve.
+    /// A queue that the GPUs cannot serve.
     #[error(transparent)]
     Queues(#[from] cantle_sched::DemandError),
     /// More than any GPU here has.
@@ -93,10 +93,10 @@ pub enum NodeError {
     /// No capacity within the time given.
     #[error("no room: {0}")]
     NoRoom(Box<Reason>),
-    /// An allocation of a cluster that this node can't carry out.
+    /// An allocation of a cluster that this node cannot carry out.
     #[error("the cluster allocated a slice that is not free here: {why}")]
     NotFree {
-        /// What is in the way.
+        /// The reason.
         why: String,
         /// The underlying error, if there is one.
         source: Option<Box<dyn Error + Send + Sync>>,
@@ -108,19 +108,19 @@ pub enum NodeError {
         index: u32,
         /// The scheduler's allocation.
         allocated: String,
-        /// What the slice would be.
+        /// The slice that the request would make.
         made: AllocatedPart,
     },
     /// Host paths of a slice that the container engine would not find.
     #[error("the node does not have what a pod with a slice gets: {}", cantle_runtime::listed(.0))]
     NotOnNode(Vec<PathBuf>),
-    /// The node's files can't be checked.
+    /// The node's files cannot be checked.
     #[error("cannot see the node's files: {0}")]
     NodeUnseen(io::Error),
     /// A plan that must not be executed.
     #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
     Audit(#[from] cantle_decide::BrokenPlan),
-    /// A task that can't be run as it is.
+    /// A task that cannot be run as it is.
     #[error("task \"{name}\": {why}")]
     Task {
         /// Its name.
@@ -137,18 +137,18 @@ pub enum NodeError {
         start: u32,
         /// NVML index of the GPU.
         index: u32,
-        /// What is in the way.
+        /// The reason.
         why: String,
     },
     /// An instance that the driver's own list of profiles does not explain.
     #[error("GPU {0} has a MIG instance of profile {1}, which the driver does not list")]
     UnknownProfile(u32, u32),
-    /// A GPU that can't be put into MIG mode, or out of it, from here.
+    /// A GPU that cannot be put into MIG mode, or out of it, from here.
     #[error("--mig: GPU {index}: {why}")]
     MigMode {
         /// NVML index of the GPU.
         index: u32,
-        /// What prevents it, and what to do.
+        /// The reason, and the action that solves it.
         why: String,
     },
     /// A lease was removed before its task could start.
@@ -195,7 +195,7 @@ impl NodeError {
         FileError::new(path, error).into()
     }
 
-    /// A cluster's decision that this machine can't carry out, without an error below it.
+    /// A cluster's decision that this machine cannot carry out, without an error below it.
     pub(crate) fn not_free(why: impl Into<String>) -> Self {
         Self::NotFree { why: why.into(), source: None }
     }

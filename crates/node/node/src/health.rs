@@ -49,7 +49,7 @@ impl NodeStore {
     /// All GPUs serve again: they have been reset, or their administrator has released them.
     ///
     /// # Errors
-    /// Names what can't be removed.
+    /// Names what cannot be removed.
     pub fn forget_gpu_faults(&self, gpus: &[Gpu]) -> Result<(), NodeError> {
         gpus.iter().try_for_each(|gpu| Ok(files::remove(&self.fault_path(&gpu.uuid))?))
     }

@@ -17,9 +17,9 @@ use crate::{NodeError, gpu_uuid_bytes};
 pub struct GpuHere {
     /// The GPU.
     pub gpu: Gpu,
-    /// What it does; none where the driver does not report it, as in MIG mode.
+    /// The load; none where the driver does not report it, as in MIG mode.
     pub load: Option<Load>,
-    /// Memory in use by anybody, in bytes; none where the driver does not report it.
+    /// Memory in use by any process, in bytes; none where the driver does not report it.
     pub used_bytes: Option<u64>,
     /// The slices of it, oldest first.
     pub slices: Vec<SliceHere>,
@@ -38,12 +38,13 @@ pub struct SliceHere {
     pub processes: Vec<ProcessMemory>,
     /// The task's first process.
     pub leader: Option<u32>,
-    /// What the filter has counted, in bytes; none for a slice of another user.
+    /// The filter's count, in bytes; none for a slice of another user.
     pub counted_bytes: Option<u64>,
 }
 
 impl SliceHere {
-    /// What its processes hold by the driver's figures, or by the filter's count where the driver has none, in bytes.
+    /// The memory of its processes by the driver's figures, or by the filter's count where the driver has none, in
+    /// bytes.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let figures = self.processes.iter().filter_map(|process| process.used_bytes);
@@ -90,7 +91,7 @@ fn counted_bytes(node: &NodeStore, lease: &Lease, slice: &Slice) -> Option<u64> 
     region.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.counted_bytes)
 }
 
-/// Somebody answers for it, or its task lives.
+/// Its owner is alive, or its task is.
 fn is_active(lease: &Lease) -> bool {
     lease.kept || [Some(lease.owner), lease.leader].iter().flatten().any(cantle_runtime::alive)
 }

@@ -46,7 +46,7 @@ fn filters(shim_dir: &Path) -> Vec<Option<Identity>> {
 
 impl Launcher {
     /// # Errors
-    /// If the driver's libraries can't be found, or cantle's own are missing or of another version.
+    /// If the driver's libraries cannot be found, or cantle's own are missing or of another version.
     pub fn new(
         driver: &dyn Driver,
         lib_dir: &Path,
@@ -145,7 +145,7 @@ impl Launcher {
     /// Measures the memory of a context on each of these GPUs, so that no task has to wait for it.
     ///
     /// # Errors
-    /// If a GPU can't be measured: without the figure a slice would not hold what it promises.
+    /// If a GPU cannot be measured: without the figure a slice would not hold what it promises.
     pub fn measure(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), NodeError> {
         // Of a GPU in MIG mode only the instances have contexts.
         for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
@@ -157,7 +157,7 @@ impl Launcher {
     /// Makes the accounting region of a lease that is on disk; without a slice there is nothing to account.
     ///
     /// # Errors
-    /// If a file can't be written.
+    /// If a file cannot be written.
     pub fn make_region(
         &self,
         driver: &dyn Driver,

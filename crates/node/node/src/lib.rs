@@ -1,4 +1,5 @@
-//! What every kind of node does: leases on disk, capacity, launch, MIG instances, allocations of a cluster, the watchdog.
+//! The functions of every kind of node: leases on disk, capacity, launch, MIG instances, allocations of a cluster, the
+//! watchdog.
 //!
 //! [`run_here`] runs one task now (`cantle run`). The ClearML agent and the Kubernetes drivers are built on the same parts:
 //! they take their decisions from the scheduler, write a lease to the [`NodeStore`] before a slice exists, and have
@@ -51,6 +52,7 @@ pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};
 #[must_use]
 pub fn own_holder() -> Holder {
     let pid = std::process::id();
-    // Without /proc holders can't be distinguished. A start time that no process has makes this one count as dead: fail closed.
+    // Without /proc holders cannot be distinguished. A start time that no process has makes this one count as dead:
+    // fail closed.
     cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
 }

@@ -6,7 +6,7 @@ use std::fs;
 /// The paths at which a process of a task finds the filter or, through it, the driver.
 const COVERED: [&str; 6] = ["/usr/lib/", "/usr/lib64/", "/lib/", "/lib64/", "/run/cantle/", "/opt/cantle/"];
 
-/// The first libcuda of the process that is not where the filter is; `None` too if it can't be seen.
+/// The first libcuda of the process that is not where the filter is; `None` too if it cannot be seen.
 pub(crate) fn other_libcuda(pid: u32) -> Option<String> {
     of_maps(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/maps")).ok()?))
 }

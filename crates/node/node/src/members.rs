@@ -1,4 +1,4 @@
-//! Finds the lease that a process belongs to, from what the kernel reports. What a process claims about itself does not
+//! Finds the lease that a process belongs to, from what the kernel reports. The claims of a process about itself do not
 //! count.
 //!
 //! A process is part of a task if it is in the task's control group, which it cannot leave. Some tasks have no group (an
@@ -8,7 +8,8 @@
 //!
 //! The signs are compared. A process that descends from one task and is in the group of another one, or sees the accounting of another one, was
 //! put there: by a kernel that lets a process start a child in any group, or by a program of root outside. No task can make another task's
-//! process its parent, so the parents decide: nobody is ended for another's process. It is reported ([`Members::contradictions`]).
+//! process its parent, so the parents decide: no task is ended for the process of another one. It is reported
+//! ([`Members::contradictions`]).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,9 +39,9 @@ pub(crate) struct Members {
     containers: BTreeSet<LeaseId>,
     regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
-    /// Those of them that stand for one lease of this store: what descends from them was started by its task.
+    /// Those of them that belong to one lease of this store: their descendants were started by its task.
     creators: BTreeMap<u32, LeaseId>,
-    /// What contradicts itself, by pid.
+    /// Contradictory signs, by pid.
     contradictions: RefCell<BTreeMap<u32, Signs>>,
     /// The result from the ancestors of a process. Siblings have the same ancestors, and are queried in the same scan.
     descent: RefCell<Descent>,

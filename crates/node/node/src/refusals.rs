@@ -25,7 +25,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// `None` if the region can't be opened: then no process can allocate through it either.
+    /// `None` if the region cannot be opened: then no process can allocate through it either.
     pub fn of(slice_dir: &Path) -> Option<Self> {
         Some(Self {
             region: Observer::open(slice_dir).ok()?,

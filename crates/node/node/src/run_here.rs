@@ -82,7 +82,7 @@ pub struct Docker {
 /// people: what the task got, and what happens to it.
 ///
 /// # Errors
-/// If it can't be started; then nothing of it is left.
+/// If it cannot be started; then nothing of it is left.
 pub async fn run_here(request: RunRequest, notify: &dyn Fn(&str)) -> Result<i32, NodeError> {
     run(request, None, notify).await
 }
@@ -90,7 +90,7 @@ pub async fn run_here(request: RunRequest, notify: &dyn Fn(&str)) -> Result<i32,
 /// Runs a `docker run` command line with a slice of the GPU that it names, and returns its exit code.
 ///
 /// # Errors
-/// If an option would lift the limit, or it can't be started; then nothing of it is left.
+/// If an option would lift the limit, or it cannot be started; then nothing of it is left.
 pub async fn run_docker(
     request: RunRequest,
     docker: &DockerRun,

@@ -33,7 +33,7 @@ pub struct SliceUsage {
     pub refused: u64,
 }
 
-/// What the processes of a slice used of it until now.
+/// The use of a slice by its processes until now.
 #[must_use]
 pub fn measured(slice_dir: &Path) -> Measured {
     let now = Observer::open(slice_dir).and_then(|region| region.snapshot()).ok();

@@ -37,7 +37,7 @@ pub use over::LOOK_INTERVAL;
 use over::Overs;
 use region::{Region, charge, overgrown};
 
-/// What a task may always hold beyond its slice.
+/// Memory that a task may always hold beyond its slice.
 pub(crate) const ALWAYS_TOLERATED_BYTES: u64 = 512 << 20;
 
 /// Descriptors that a scan needs at a time, and some to spare for the driver.
@@ -69,9 +69,10 @@ pub enum Finding {
 pub struct Watchdog {
     overs: Overs,
     leases: Remembered,
-    /// What the driver's kernel module takes for a context, by the name of the GPU or the instance, where that was measured.
+    /// Memory that the driver's kernel module takes for a context, by the name of the GPU or the instance, where that
+    /// was measured.
     unattributed_bytes: BTreeMap<String, u64>,
-    /// Processes of which was reported at the last scan that the signs of whose they are contradict each other.
+    /// Processes whose signs of ownership contradict each other, as reported at the last scan.
     contradicting: BTreeMap<u32, Signs>,
     /// GPUs that did not answer at the last scan.
     unseen: BTreeSet<GpuUuid>,
@@ -219,7 +220,7 @@ impl Watchdog {
         findings
     }
 
-    /// Reports for the leases of `ours` on GPUs that can't be scanned since this scan.
+    /// Reports for the leases of `ours` on GPUs that cannot be scanned since this scan.
     fn unseen(
         &mut self,
         leases: &[Lease],
@@ -255,8 +256,8 @@ fn end(lease: &Lease) {
     }
 }
 
-/// Is each slice on one of these GPUs? The accounting region of a lease that can't be read names a MIG instance and not its
-/// GPU, so the task's limit there is unknown; the hardware enforces the instance.
+/// Is each slice on one of these GPUs? The accounting region of a lease that cannot be read names a MIG instance and
+/// not its GPU, so the task's limit there is unknown; the hardware enforces the instance.
 fn is_known(lease: &Lease, gpus: &[Gpu]) -> bool {
     lease.slices.iter().all(|slice| gpus.iter().any(|gpu| gpu.uuid == slice.gpu))
 }
@@ -372,8 +373,8 @@ pub(crate) fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
     (PER_PROCESS_BYTES * processes.len() as u64).min(PER_TASK_BYTES)
 }
 
-/// Borne as long as everybody can have all of his slice. Kernels and workspaces of cuBLAS, cuDNN and Triton, which load lazily,
-/// take 100 to 600 MiB of a process that has filled its slice by then. Eight processes of a task may.
+/// Tolerated as long as every task can have all of its slice. Kernels and workspaces of cuBLAS, cuDNN and Triton, which
+/// load lazily, take 100 to 600 MiB of a process that has filled its slice by then. Eight processes of a task may.
 fn modules_bytes(processes: &[ProcessMemory]) -> u64 {
     const PER_PROCESS_BYTES: u64 = 1 << 30;
     const PER_TASK_BYTES: u64 = 8 << 30;
@@ -385,24 +386,24 @@ struct TaskOnGpu<'a> {
     index: u32,
     /// Its slice there.
     slice: Option<&'a Slice>,
-    /// What a context takes and no process has in the driver's list.
+    /// Memory of a context that no process has in the driver's list.
     per_context_bytes: u64,
     /// The counts of the shim before and after the driver was asked.
     counted_bytes: [u64; 2],
-    /// What is charged as hidden so far.
+    /// Memory that is charged as hidden so far.
     charged_bytes: u64,
     /// The figure of the driver.
     processes: &'a [ProcessMemory],
     /// Pids that the slice's processes know themselves by.
     attached: &'a BTreeSet<u32>,
-    /// Not everybody could have all of his slice now.
+    /// Not every task could have all of its slice now.
     is_crowded: bool,
 }
 
 impl TaskOnGpu<'_> {
-    /// What the driver shows beyond what the shim has counted. If the count has changed meanwhile, nobody knows which part of the change the
-    /// driver's figure contains. Then the charge changes only as far as it cannot be right: a program that fills its slice would get what
-    /// is hidden a second time, if the smallest amount counted.
+    /// The memory that the driver shows beyond the shim's count. If the count has changed meanwhile, it is unknown
+    /// which part of the change the driver's figure contains. Then the charge changes only as far as it cannot be
+    /// right: a program that fills its slice would get the hidden memory a second time, if the smallest amount counted.
     fn hidden_bytes(&self) -> u64 {
         let [before, after] = self.counted_bytes;
         let beyond = |counted: u64| self.actual_bytes().saturating_sub(counted);

@@ -19,7 +19,7 @@ impl AllocatableGpus {
     /// Looks from the engine's side for what every slice here consists of. Without it no GPU is offered, because no pod could start.
     ///
     /// # Errors
-    /// [`NodeError::NotOnNode`] names the missing files; or the driver can't list the files that it needs.
+    /// [`NodeError::NotOnNode`] names the missing files; or the driver cannot list the files that it needs.
     pub fn check_files(&self) -> Result<(), NodeError> {
         let Some(gpu) = self.gpus.first() else { return Ok(()) };
         let slice = Slice {
@@ -62,7 +62,7 @@ impl AllocatableGpus {
     /// The files that a container with this slice needs.
     ///
     /// # Errors
-    /// If the driver can't say, a file of it can't be copied, or the container engine would not find one of them.
+    /// If the driver cannot say, a file of it cannot be copied, or the container engine would not find one of them.
     pub fn edits(&self, lease: &Lease) -> Result<Edits, NodeError> {
         let edits = self.unchecked_edits(lease)?;
         self.refuse_missing(edits.host_paths())?;

@@ -18,7 +18,7 @@ impl AllocatableGpus {
             self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
         }
         let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
-        // If they can't be read, those that were active at the last poll.
+        // If they cannot be read, those that were active at the last poll.
         let active = self.active().unwrap_or_else(|_| watchdog.kept());
         let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
         let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());

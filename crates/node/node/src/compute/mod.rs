@@ -105,7 +105,7 @@ pub struct ComputeUse {
     pub unweightable: bool,
 }
 
-/// Reads it from the pages of a slice; none if its compute is not enforced, or its pages are not ours to read.
+/// Reads it from the pages of a slice; none if its compute is not enforced, or this user may not read its pages.
 #[must_use]
 pub fn compute_use(slice_dir: &Path) -> Option<ComputeUse> {
     let (terms, granted_ns, gate_wait_ns, share_ppm, unweightable) = compute::read_grant(slice_dir)?;

@@ -145,7 +145,7 @@ impl Slices {
         }
     }
 
-    /// As the lease says; if that can't be read, as the page says.
+    /// As the lease says; if that cannot be read, as the page says.
     fn terms(&self, slice: &OsStr) -> Option<GrantTerms> {
         let id = LeaseId(slice.to_str()?.to_owned());
         match self.node.lease(&id) {

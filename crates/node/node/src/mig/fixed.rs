@@ -11,10 +11,10 @@ use crate::NodeError;
 /// Names of MIG devices by GPU.
 pub(crate) type Devices = BTreeMap<GpuUuid, Vec<String>>;
 
-/// The GPUs that `list` means, and the driver that shows of them what `list` means.
+/// The GPUs that `list` names, and the driver that shows only the part of them that `list` names.
 ///
 /// # Errors
-/// Names the GPU or the instance that is not there, or can't be used by itself.
+/// Names the GPU or the instance that is not there, or cannot be used separately.
 pub fn chosen(driver: Arc<dyn Driver>, list: &GpuList) -> Result<(Arc<dyn Driver>, Vec<Gpu>), NodeError> {
     let gpus = driver.gpus()?;
     let lost = report_lost(driver.as_ref());
@@ -96,7 +96,7 @@ pub fn fixed_by_gpu(driver: &dyn Driver, gpus: &[Gpu]) -> Devices {
 /// that they are taken.
 ///
 /// # Errors
-/// If the driver can't say.
+/// If the driver cannot say.
 pub fn name_given(driver: &dyn Driver, slices: &mut [Slice]) -> Result<(), NodeError> {
     for slice in slices {
         let Some(mig) = &mut slice.mig else { continue };

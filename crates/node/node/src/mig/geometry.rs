@@ -12,7 +12,7 @@ use crate::{NodeError, NodeStore};
 /// mode.
 ///
 /// # Errors
-/// If the driver can't say.
+/// If the driver cannot say.
 pub fn geometry(
     driver: &dyn Driver,
     node: &NodeStore,

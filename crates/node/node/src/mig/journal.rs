@@ -37,13 +37,13 @@ impl Journal {
     }
 
     /// # Errors
-    /// Names the file that can't be read: its content may not be guessed.
+    /// Names the file that cannot be read: its content may not be guessed.
     pub fn read(node: &NodeStore, gpu: &GpuUuid) -> Result<Self, NodeError> {
         Ok(files::read_json(&Self::path(node, gpu))?.unwrap_or_default())
     }
 
     /// # Errors
-    /// Names the file that can't be written.
+    /// Names the file that cannot be written.
     pub fn write(&self, node: &NodeStore, gpu: &GpuUuid) -> Result<(), NodeError> {
         Ok(files::write_json(&Self::path(node, gpu), self, Durability::Crash)?)
     }

@@ -266,8 +266,8 @@ fn run_family(
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let began = Instant::now();
     let mut random = Random(seed);
-    // In a test that makes one call after the other, the duration of a call reveals nothing; some rounds have it all the
-    // same.
+    // In a test that makes one call after the other, the duration of a call reveals nothing; some rounds have a latency
+    // anyway.
     let model = some_driver(&mut random, if exe.is_some() && trouble_every == SHORT { 2 } else { 0 });
     let mut world = World::new(&format!("8x{family}:mig"), &dist.join("lib/cantle"), &model, exe);
     let open_files = world.open_files();

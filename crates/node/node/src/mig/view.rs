@@ -57,7 +57,7 @@ pub enum PlacementState {
 /// The GPUs of this machine that are in MIG mode.
 ///
 /// # Errors
-/// If the driver or a file can't be read.
+/// If the driver or a file cannot be read.
 pub fn mig_gpus(installation: &Installation) -> Result<Vec<MigGpu>, NodeError> {
     let driver = cantle_driver::open(installation)?;
     let node = NodeStore::open(&NodeStore::dir_for(installation))?;

@@ -45,7 +45,7 @@ impl<'a> Writer<'a> {
     /// Waits until no other process changes this GPU.
     ///
     /// # Errors
-    /// If the lock or the journal can't be opened.
+    /// If the lock or the journal cannot be opened.
     pub fn open(
         driver: &'a dyn Driver,
         node: &'a NodeStore,
@@ -220,17 +220,17 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Does an instance exist there, or can't the driver tell?
+    /// Does an instance exist there, or cannot the driver tell?
     fn may_stand(&self, profile_id: u32, start: u32) -> bool {
         let stands = |one: &GpuInstance| one.profile_id == profile_id && one.start == start;
         self.driver.gpu_instances(&self.gpu.uuid).map_or(true, |found| found.iter().any(stands))
     }
 
     /// At the start of an agent: destroys free instances, and drops entries of instances that do not exist. The journal
-    /// keeps what can't be destroyed now.
+    /// keeps what cannot be destroyed now.
     ///
     /// # Errors
-    /// If the driver can't say what there is, or a file can't be read.
+    /// If the driver cannot say what there is, or a file cannot be read.
     pub fn sweep(&mut self, adopt: Adopt) -> Result<(), NodeError> {
         for instance in self.driver.gpu_instances(&self.gpu.uuid)? {
             let leases = self.node.leases()?;
@@ -256,7 +256,7 @@ impl<'a> Writer<'a> {
     /// Instances that are to be used as they are belong to the user who named them, even if cantle made them once.
     ///
     /// # Errors
-    /// If the driver can't say what there is, or a file can't be written.
+    /// If the driver cannot say what there is, or a file cannot be written.
     pub fn disown(&mut self) -> Result<(), NodeError> {
         for instance in self.driver.gpu_instances(&self.gpu.uuid)? {
             self.journal.drop_place(instance.profile_id, instance.start);

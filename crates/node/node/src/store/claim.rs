@@ -82,7 +82,7 @@ impl GpuClaim {
 /// The agents that run now: those with GPUs of this driver, and those without GPUs.
 ///
 /// # Errors
-/// Names the file that can't be read.
+/// Names the file that cannot be read.
 pub fn agents(installation: &Installation) -> Result<Vec<GpuClaim>, NodeError> {
     let mut found = Vec::new();
     for dir in [NodeStore::dir_for(installation), NodeStore::gpuless_dir(installation)] {

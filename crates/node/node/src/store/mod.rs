@@ -94,7 +94,7 @@ impl NodeStore {
     /// Opens the store in `dir`, making it if needed.
     ///
     /// # Errors
-    /// If the directory can't be created, or belongs to another user.
+    /// If the directory cannot be created, or belongs to another user.
     pub fn open(dir: &Path) -> Result<Self, NodeError> {
         let node = Self { dir: dir.to_owned() };
         // Checks the existing directories before any change, and then the created ones.
@@ -142,7 +142,7 @@ impl NodeStore {
     /// dies.
     ///
     /// # Errors
-    /// If the lock file can't be opened or locked.
+    /// If the lock file cannot be opened or locked.
     pub fn lock(&self) -> Result<Locked<'_>, NodeError> {
         let path = self.dir.join("lock");
         let lock = || -> io::Result<File> {
@@ -178,11 +178,11 @@ impl NodeStore {
             .try_for_each(|part| make_dir(&self.dir.join(part), if *part == LEASES { OPEN } else { CLOSED }))
     }
 
-    /// The leases at this instant, to be shown: decisions need the lock. For one that can't be read, the data of its
+    /// The leases at this instant, to be shown: decisions need the lock. For one that cannot be read, the data of its
     /// accounting region.
     ///
     /// # Errors
-    /// If the directory can't be read.
+    /// If the directory cannot be read.
     pub fn leases(&self) -> Result<Vec<Lease>, NodeError> {
         Ok(self.lease_files()?.into_iter().map(LeaseFile::into_lease).collect())
     }
@@ -190,7 +190,7 @@ impl NodeStore {
     /// One lease at this instant, if it is active.
     ///
     /// # Errors
-    /// Names the lease file that can't be read.
+    /// Names the lease file that cannot be read.
     pub(crate) fn lease(&self, id: &LeaseId) -> Result<Option<Lease>, NodeError> {
         Ok(files::read_json(&self.lease_path(id))?)
     }
@@ -232,7 +232,7 @@ impl Locked<'_> {
     /// All leases, in order of id. An unreadable one counts as its accounting region states: it may not be given out twice.
     ///
     /// # Errors
-    /// If the directory can't be read.
+    /// If the directory cannot be read.
     pub fn leases(&self) -> Result<Vec<Lease>, NodeError> {
         self.node.leases()
     }
@@ -240,7 +240,7 @@ impl Locked<'_> {
     /// One lease, if it is active.
     ///
     /// # Errors
-    /// Names the lease file that can't be read.
+    /// Names the lease file that cannot be read.
     pub fn lease(&self, id: &LeaseId) -> Result<Option<Lease>, NodeError> {
         self.node.lease(id)
     }
@@ -275,7 +275,7 @@ impl Locked<'_> {
     }
 }
 
-/// Is what is there a directory of this user, and no link to one?
+/// Is the existing file a directory of this user, and no link to one?
 fn is_ours(dir: &Path) -> Result<(), NodeError> {
     let meta = match fs::symlink_metadata(dir) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),

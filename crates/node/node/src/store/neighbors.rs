@@ -50,15 +50,15 @@ impl NodeStore {
         self.dir == own_store()
     }
 
-    /// What the tasks of this machine find empty: the stores of all users, this one among them, and the state and the keys of
-    /// servers and agents.
+    /// The paths that the tasks of this machine find empty: the stores of all users, this one among them, and the state
+    /// and the keys of servers and agents.
     pub(crate) fn hidden_from_tasks(&self) -> Vec<PathBuf> {
         let others = stores().into_iter().map(|(_, dir)| dir).filter(|dir| *dir != self.dir);
         std::iter::once(self.dir.clone()).chain(others).chain(super::private::hidden_from_tasks()).collect()
     }
 
-    /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: no
-    /// user may block a GPU by writing invalid files.
+    /// The active leases of other users. A store that cannot be read, or belongs to the wrong user, counts for nothing:
+    /// no user may block a GPU by writing invalid files.
     pub fn neighbors(&self) -> Vec<Lease> {
         if !self.is_shared() {
             return Vec::new();

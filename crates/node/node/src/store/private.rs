@@ -1,6 +1,6 @@
 //! The directories and files of this machine that no task may see, wherever they are: the state of each server and agent, and their
-//! keys. Whoever has some notes them next to its user's store, and every task that is started from then on finds them empty
-//! (`cantle_runtime`'s sandbox). A note stays when its server stops: the keys stay, too.
+//! keys. A program that has some notes them next to its user's store, and every task that is started from then on finds
+//! them empty (`cantle_runtime`'s sandbox). A note stays when its server stops: the keys stay, too.
 //!
 //! A note is a symbolic link. A user can note its own files only, so that no user hides other people's files from their tasks.
 
@@ -15,7 +15,7 @@ use super::{CLOSED, OPEN, is_ours, make_dir, own_uid};
 use crate::NodeError;
 
 const PRIVATE: &str = "private";
-/// Where root's state is if nobody says otherwise.
+/// The default directory of root's state.
 const OF_ROOT: [&str; 2] = ["/var/lib/cantle/server", "/var/lib/cantle/agent"];
 /// More than a machine has servers and agents: no user may delay the tasks of others.
 const MAX: usize = 256;
@@ -23,7 +23,7 @@ const MAX: usize = 256;
 /// Notes that no task may see these, of those that exist.
 ///
 /// # Errors
-/// Names the file that can't be written.
+/// Names the file that cannot be written.
 pub fn hide_from_tasks(paths: &[PathBuf]) -> Result<(), NodeError> {
     let dir = own_store().with_file_name(PRIVATE);
     if let Some(parent) = dir.parent() {
@@ -33,7 +33,7 @@ pub fn hide_from_tasks(paths: &[PathBuf]) -> Result<(), NodeError> {
     let made = DirBuilder::new().recursive(true).mode(CLOSED).create(&dir);
     made.map_err(|why| NodeError::file(&dir, why))?;
     is_ours(&dir)?;
-    // What has been deleted since needs no note.
+    // A file that has been deleted since needs no note.
     for (note, target) in notes(&dir) {
         if !target.exists() {
             let _ = fs::remove_file(note);

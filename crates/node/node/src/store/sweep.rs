@@ -19,7 +19,7 @@ impl Locked<'_> {
     /// slice intact. One that is [`Lease::kept`] is active until it is retired.
     ///
     /// # Errors
-    /// Names the file that can't be read or removed.
+    /// Names the file that cannot be read or removed.
     pub fn sweep(&self) -> Result<Vec<Lease>, NodeError> {
         let mut active = Vec::new();
         for found in self.node.lease_files()? {

@@ -1,4 +1,4 @@
-//! Leases that can't be read: a disk that lost a block, a file of another version, somebody's editor.
+//! Leases that cannot be read: a disk that lost a block, a file of another version, a user's editor.
 //!
 //! One such file concerns its own slice and no other. As long as a process of the task lives, the slice counts as its
 //! accounting region states; after that the file is set aside as `leases/<lease>.unreadable`, for inspection.
@@ -39,7 +39,7 @@ impl LeaseFile {
 /// All lease files of a store, in order of id.
 ///
 /// # Errors
-/// If the directory can't be read.
+/// If the directory cannot be read.
 pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<LeaseFile>, NodeError> {
     let paths = files::json_files(leases)?;
     Ok(paths.iter().filter_map(|path| read_one(node, path)).collect())
@@ -60,7 +60,7 @@ fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
     let region = Observer::open(&node.slice_dir(&id)).and_then(|region| region.snapshot());
     let slices =
         region.map(|region| region.gpus.into_iter().map(|gpu| slice(&gpu.uuid, gpu.limit_bytes)).collect());
-    // A region that can't be read either allocates nothing: its limits are gone for its processes too.
+    // A region that cannot be read either allocates nothing: its limits are gone for its processes too.
     let slices = slices.unwrap_or_default();
     let owner = Holder { pid: 0, start_ticks: u64::MAX };
     Lease { name: NAME.to_owned(), ..Lease::new(id, TaskId(String::new()), slices, owner) }
@@ -74,7 +74,7 @@ fn slice(uuid: &[u8; 16], limit_bytes: u64) -> Slice {
 /// Puts the file out of the way.
 ///
 /// # Errors
-/// Names the file that can't be renamed.
+/// Names the file that cannot be renamed.
 pub(super) fn set_aside(path: &Path) -> Result<(), NodeError> {
     let aside: PathBuf = path.with_extension("unreadable");
     fs::rename(path, &aside).map_err(|error| NodeError::file(&aside, error))

@@ -16,14 +16,14 @@ pub enum SuspendError {
         /// How many.
         count: usize,
     },
-    /// It can't be done to this task.
+    /// It cannot be done to this task.
     #[error("task {task} cannot be {what}: {why}")]
     Refused {
         /// The task.
         task: TaskId,
         /// `suspended`, `moved`.
         what: &'static str,
-        /// The call, the library or the kind of task that is in the way.
+        /// The call, the library or the kind of task that prevents it.
         why: String,
     },
     /// It is out already.
@@ -37,9 +37,9 @@ pub enum SuspendError {
     Size {
         /// The task.
         task: TaskId,
-        /// What it was to have.
+        /// The size that was requested.
         wanted: Bytes,
-        /// What is in the way.
+        /// The reason.
         why: String,
     },
     /// The budget is full.
@@ -47,9 +47,9 @@ pub enum SuspendError {
     Budget {
         /// The task.
         task: TaskId,
-        /// What it would park.
+        /// The memory that it would park.
         needed: Bytes,
-        /// What is left.
+        /// The memory that is left.
         free: Bytes,
         /// All of it.
         budget: Bytes,
@@ -59,9 +59,9 @@ pub enum SuspendError {
     HostMemory {
         /// The task.
         task: TaskId,
-        /// What it would park.
+        /// The memory that it would park.
         needed: Bytes,
-        /// What the kernel calls available.
+        /// The memory that the kernel reports as available.
         free: Bytes,
     },
     /// No GPU has room for it.
@@ -69,7 +69,7 @@ pub enum SuspendError {
     NoRoom {
         /// The task.
         task: TaskId,
-        /// What is in the way.
+        /// The reason.
         why: String,
     },
     /// It was undone, and the task runs on.
@@ -77,7 +77,7 @@ pub enum SuspendError {
     Undone {
         /// The task.
         task: TaskId,
-        /// What failed.
+        /// The failure.
         why: String,
     },
     /// It is undone once the driver answers again.
@@ -85,7 +85,7 @@ pub enum SuspendError {
     Unfinished {
         /// The task.
         task: TaskId,
-        /// What failed.
+        /// The failure.
         why: String,
     },
     /// The driver lost the task's GPU memory.
@@ -93,7 +93,7 @@ pub enum SuspendError {
     Lost {
         /// The task.
         task: TaskId,
-        /// What the driver reported.
+        /// The driver's report.
         why: String,
     },
 }

@@ -63,7 +63,7 @@ pub struct Suspender<'a> {
     pub lock_limit: Duration,
 }
 
-/// Who lets a suspended task go on.
+/// The actor that lets a suspended task go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Out {
     /// A person.
@@ -143,7 +143,7 @@ impl Suspender<'_> {
     /// Brings every step that a dead program has left unfinished to an end, if no living one is at work.
     ///
     /// # Errors
-    /// If the leases can't be read, or the driver does not answer.
+    /// If the leases cannot be read, or the driver does not answer.
     pub fn recover(&mut self) -> Result<()> {
         match self.try_alone()? {
             Some(_alone) => self.recover_alone(),
@@ -152,7 +152,7 @@ impl Suspender<'_> {
     }
 
     fn recover_alone(&mut self) -> Result<()> {
-        // The lock ends with its line: each step takes it by itself.
+        // The lock ends with its line: each step takes it separately.
         let leases = self.node.lock()?.sweep()?;
         for lease in leases.into_iter().filter(is_unfinished) {
             self.helper.is_unsure = true;
@@ -252,7 +252,7 @@ impl Suspender<'_> {
         Ok(lease)
     }
 
-    /// Lets a task run on that could not be stopped; the error that says so.
+    /// Lets a task run on that could not be stopped; returns the error that reports this.
     fn undo(&mut self, mut lease: Lease, why: String) -> NodeError {
         let task = lease.task.clone();
         let mut thawed = self.thaw_all(&lease).and_then(|thawed| self.reopen(&lease).map(|()| thawed));

@@ -20,7 +20,7 @@ const BUDGET: &str = "parked-memory";
 /// The budget of host memory for suspended tasks that the node's agent was given, in bytes; none if it was given none.
 ///
 /// # Errors
-/// If it can't be read.
+/// If it cannot be read.
 pub fn budget(node: &NodeStore) -> Result<Option<u64>> {
     Ok(files::read_json(&node.dir().join(BUDGET))?)
 }
@@ -29,7 +29,7 @@ impl NodeStore {
     /// Notes the budget of host memory for suspended tasks, in bytes; none: what the kernel calls available.
     ///
     /// # Errors
-    /// Names the file that can't be written.
+    /// Names the file that cannot be written.
     pub fn set_parked_memory(&self, bytes: Option<u64>) -> Result<()> {
         let path = self.dir().join(BUDGET);
         match bytes {
@@ -71,7 +71,7 @@ pub(super) fn check_room(locked: &Locked<'_>, lease: &Lease, needed: u64, budget
     }
 }
 
-/// What the kernel calls available.
+/// The memory that the kernel reports as available.
 fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string(Path::new("/proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -129,7 +129,7 @@ impl Suspender<'_> {
     /// another program changes a task of this node, or the driver has less memory free than comes back.
     ///
     /// # Errors
-    /// If the driver does not answer, or the lease can't be written.
+    /// If the driver does not answer, or the lease cannot be written.
     pub fn begin_return(&self, locked: &Locked<'_>, lease: Lease, slices: Vec<Slice>) -> Result<bool> {
         let Some(_alone) = self.try_alone()? else { return Ok(false) };
         let parked_bytes = super::parked_bytes(&lease);

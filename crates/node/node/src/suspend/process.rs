@@ -24,10 +24,10 @@ pub(super) struct Holding {
     pub(super) bytes: u64,
 }
 
-/// What has become of a process.
+/// The state of a process after the thaw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Thawed {
-    /// It runs, or is ready to, or has ended by itself.
+    /// It runs, or is ready to, or has ended.
     Runs,
     /// It never runs again.
     Failed,
@@ -101,8 +101,8 @@ impl CheckpointHelper {
         }
     }
 
-    /// Lets a process run, from whatever state. What a dead helper has begun may still be under way, and changes the state between
-    /// two calls: so a call that the driver refuses is no answer, and only the state is.
+    /// Lets a process run, from whatever state. A call that a dead helper has begun may still be under way, and changes
+    /// the state between two calls: so a call that the driver refuses is no answer, and only the state is.
     pub(super) fn thaw(&mut self, driver: &dyn Driver, process: &Holder, bytes: u64) -> Result<Thawed> {
         let mut refused = None;
         for _ in 0..ASKS {

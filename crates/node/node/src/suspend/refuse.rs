@@ -1,4 +1,4 @@
-//! What the driver cannot suspend or move, refused before anything is touched.
+//! Cases that the driver cannot suspend or move, refused before anything is touched.
 
 use cantle_driver::{CHECKPOINTS_FROM, MOVES_FROM, SHARED_FROM};
 use cantle_ledger::Uses;
@@ -28,7 +28,7 @@ impl Suspender<'_> {
         self.refuse_uses(lease, branch).map_or(Ok(()), refused)
     }
 
-    /// What the filter has seen of the task that the driver cannot suspend.
+    /// A use that the filter has seen in the task and that the driver cannot suspend.
     fn refuse_uses(&self, lease: &Lease, branch: u32) -> Option<String> {
         let region =
             Observer::open(&self.node.slice_dir(&lease.id)).and_then(|region| region.snapshot()).ok()?;

@@ -18,7 +18,7 @@ impl Suspender<'_> {
     /// use it, and one that shrinks is given back after they may not.
     ///
     /// # Errors
-    /// [`SuspendError::Size`] says what is in the way; the slice is as it was.
+    /// [`SuspendError::Size`] has the reason; the slice is as it was.
     pub fn resize(&mut self, id: &LeaseId, request: &GpuRequest) -> Result<Lease> {
         let _alone = self.alone()?;
         self.recover_alone()?;
@@ -85,7 +85,7 @@ impl Suspender<'_> {
         Ok((slice.clone(), wanted))
     }
 
-    /// Is there room beside all others? The scheduler's view of the GPU counts, without this task.
+    /// Is there room next to all others? The scheduler's view of the GPU counts, without this task.
     fn refuse_growth(&self, locked: &Locked<'_>, lease: &Lease, slice: &Slice, wanted: &Slice) -> Result<()> {
         let others: Vec<Lease> = locked.sweep()?.into_iter().filter(|other| other.id != lease.id).collect();
         let gpus: Vec<_> = self.gpus.iter().filter(|gpu| gpu.uuid == slice.gpu).cloned().collect();
@@ -117,7 +117,7 @@ impl Suspender<'_> {
         Ok(())
     }
 
-    /// What the task uses by the filter's count, and by the driver's figures, less what is always borne.
+    /// The task's use by the filter's count, and by the driver's figures, less the memory that is always tolerated.
     fn refuse_below_use(
         &self,
         lease: &Lease,

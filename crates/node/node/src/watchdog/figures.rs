@@ -2,8 +2,8 @@
 //! virtual GPU and with confidential computing.
 //!
 //! The filter enforces the limits there as everywhere, but nothing shows what a task holds past it. The log of each task reports that
-//! once. The device's own count judges instead: what is in use and in no slice's accounting is reported. Nobody is ended for it,
-//! because it may be anybody's, also a desktop's outside of the virtual machine.
+//! once. The device's own count judges instead: what is in use and in no slice's accounting is reported. No task is
+//! ended for it, because it may belong to any process, also to a desktop outside of the virtual machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::gpu_uuid_bytes;
 use crate::launch::context_cache;
 use crate::store::NodeStore;
 
-/// Borne for each process: its modules, which no hook sees.
+/// Tolerated for each process: its modules, which no hook sees.
 pub(crate) const BORNE_BYTES: u64 = 1 << 30;
 
-/// Borne for each process where not everybody could have all of his slice.
+/// Tolerated for each process where not every task could have all of its slice.
 const BORNE_IN_A_CROWD_BYTES: u64 = 64 << 20;
 
-/// More processes bear no more.
+/// Processes beyond this number add nothing to the tolerance.
 const PROCESSES_MAX: u64 = 8;
 
 /// How long a report counts: memory in bursts is reported once.
@@ -46,7 +46,7 @@ pub(crate) fn are_missing(
     context_cache(node).known(driver, gpu, None).is_some_and(|context| context.without_figure)
 }
 
-/// What was reported about such GPUs.
+/// The last report about such GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Unaccounted {
     informed: BTreeSet<(LeaseId, GpuUuid)>,
@@ -88,7 +88,7 @@ impl Unaccounted {
         texts
     }
 
-    /// What has doubled since it was reported is reported again.
+    /// An amount that has doubled since it was reported is reported again.
     fn is_news(&mut self, gpu: &Gpu, bytes: u64, now: Instant) -> bool {
         self.reported.retain(|_, (_, at)| now.duration_since(*at) < MEMORY);
         match self.reported.get_mut(&gpu.uuid) {
@@ -137,7 +137,7 @@ impl Counted {
             let limit = lease.memory_limit_on(&gpu.uuid);
             let region = Region::open(&node.slice_dir(&lease.id));
             let now = region.observer.as_ref().and_then(|region| region.snapshot().ok());
-            // A region that can't be read explains all that its slice may hold.
+            // A region that cannot be read explains all that its slice may hold.
             let counted = now.as_ref().map_or(limit, |now| {
                 let of_gpu = now.gpus.iter().filter(|of| Some(of.uuid) == gpu_uuid_bytes(&gpu.uuid.0));
                 of_gpu.map(|of| of.counted_bytes).sum()

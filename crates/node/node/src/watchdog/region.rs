@@ -21,8 +21,8 @@ impl Region {
     }
 }
 
-/// What a task does that only fills the memory of its node. What it has taken is given back. Nobody is accused of what the task cannot have
-/// done: it can only read the other files.
+/// Detects a task that only fills the memory of its node, and gives back the memory that it has taken. The task is not
+/// accused for the other files, which it can only read.
 pub(super) fn overgrown(dir: &Path) -> Option<String> {
     let Grown { by_task_bytes, by_others_bytes } = cut_back(dir);
     if let Some(length) = by_others_bytes {

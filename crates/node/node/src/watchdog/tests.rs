@@ -30,7 +30,7 @@ fn on_gpu(held: &[(u32, u64)], attached: &[u32], has_slice: bool, is_crowded: bo
 
 #[test]
 fn what_the_driver_takes_for_a_context_hides_nothing_else() {
-    // Both contexts are charged with what the driver takes for them, and 10 MiB are in use that nobody asked for.
+    // Both contexts are charged with what the driver takes for them, and 10 MiB are in use that no call requested.
     assert_eq!(hidden(&[(7, GIB), (8, GIB)], 6 << 20, [2 * GIB + (2 << 20); 2], 0), 10 << 20);
 }
 
@@ -57,7 +57,7 @@ fn what_is_allocated_during_a_look_is_not_taken_off_the_hidden() {
     assert_eq!(look(GIB + 40 * mib, [GIB, 3 * GIB], 40 * mib), 40);
     assert_eq!(look(2 * GIB + 40 * mib, [GIB, 3 * GIB], 40 * mib), 40);
     assert_eq!(look(2 * GIB + 40 * mib, [3 * GIB, GIB], 40 * mib), 40, "it frees");
-    // What cannot be right is changed, and a quiet look is exact.
+    // An impossible charge is changed, and a look without a change of the count is exact.
     assert_eq!(look(GIB + 40 * mib, [GIB, GIB + 8 * mib], 0), 32);
     assert_eq!(look(GIB + 40 * mib, [GIB, GIB + 8 * mib], 600 * mib), 40);
     assert_eq!(look(GIB + 40 * mib, [GIB, GIB], 600 * mib), 40);
@@ -67,7 +67,7 @@ fn what_is_allocated_during_a_look_is_not_taken_off_the_hidden() {
 fn honest_tasks_are_left_alone() {
     assert_eq!(on_gpu(&[(7, 6 * GIB), (8, 4 * GIB)], &[7, 8], true, true), None);
     assert_eq!(on_gpu(&[(7, 10 * GIB + (32 << 20))], &[7], true, true), None, "a module was loaded");
-    assert_eq!(on_gpu(&[(7, 10 * GIB + (600 << 20))], &[7], true, false), None, "cuDNN, and nobody is hurt");
+    assert_eq!(on_gpu(&[(7, 10 * GIB + (600 << 20))], &[7], true, false), None, "cuDNN, without a crowd");
     assert_eq!(
         on_gpu(&[(7, 4 * GIB), (9, GIB)], &[7], true, true),
         None,

@@ -124,7 +124,7 @@ impl World {
         names.filter(|name| name.starts_with(self.state.path())).count()
     }
 
-    /// The faults of the driver from now on. Without a file it needn't read one at each call.
+    /// The faults of the driver from now on. Without a file it need not read one at each call.
     pub(super) fn faults(&mut self, script: &str) {
         self.end_monitor();
         let path = self.state.path().join("faults");
