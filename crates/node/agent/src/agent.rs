@@ -139,7 +139,8 @@ impl Agent {
         }
     }
 
-    /// Closes the driver, then releases the claim on its GPUs: who waits for that finds it closed.
+    /// Closes the driver, then releases the claim on its GPUs: a program that waits for the claim finds the driver
+    /// closed.
     async fn close(self) -> Result<(), AgentError> {
         let Self { env, executor, wakeups, visitors, claim, .. } = self;
         let node = env.node.clone();
@@ -200,9 +201,9 @@ impl Agent {
     /// server.
     ///
     /// # Errors
-    /// Names the file that can't be read.
+    /// Names the file that cannot be read.
     fn adopt(&mut self) -> Result<(), AgentError> {
-        // First the leases: what no living process holds now can't be started under its lease any more.
+        // First the leases: what no living process holds now cannot be started under its lease any more.
         self.env.node.lock()?.sweep()?;
         for (dir, job) in TaskFiles::all(&self.env.jobs_dir)? {
             if job.server == self.env.config.server && !alive(&job.daemon) {
@@ -278,7 +279,7 @@ impl Agent {
     }
 
     async fn pass_online(&mut self) -> Result<(), WireError> {
-        // First: what is not ours any more has nothing to report.
+        // First: a task that this agent does not hold any more has nothing to report.
         self.executor.renew_leases(&self.env).await?;
         self.executor.report_changes(&self.env).await?;
         self.reporter.forward_logs(&self.env, self.executor.entries().collect()).await?;

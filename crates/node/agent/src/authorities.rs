@@ -23,7 +23,7 @@ const OF_SYSTEM: [&str; 5] = [
 /// environment, which processes inherit, names a file already.
 ///
 /// # Errors
-/// If a file can't be read or written.
+/// If a file cannot be read or written.
 pub(crate) fn for_tasks(tls: &ClientTls, server: &str, state: &Path) -> Result<Option<PathBuf>, NodeError> {
     let Some(ca) = tls.ca.as_ref().filter(|_| server.starts_with("https:")) else { return Ok(None) };
     if std::env::var_os(AUTHORITIES).is_some() {

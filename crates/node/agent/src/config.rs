@@ -15,7 +15,7 @@ use cantle_sched::Policy;
 
 use crate::{AbortCommand, Schedule, SdkDirectories, TaskUserPolicy};
 
-/// What the agent allocates to its tasks.
+/// The resources that the agent allocates to its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationMode {
     /// All its GPUs, to one task at a time.
@@ -78,7 +78,7 @@ pub struct AgentConfig {
     pub key_source: Option<KeySource>,
     /// Which servers the agent trusts, and the certificate that it shows to them.
     pub tls: ClientTls,
-    /// The addresses that tasks get, besides that of the server.
+    /// The addresses that tasks get, in addition to that of the server.
     pub hosts: Hosts,
     /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
     pub name: String,
@@ -104,7 +104,7 @@ pub struct AgentConfig {
     pub lib_dir: PathBuf,
     /// Directory for the state that must outlive the agent.
     pub state_dir: PathBuf,
-    /// Files besides it that no task may see: the agent's keys.
+    /// Files in addition to it that no task may see: the agent's keys.
     pub secrets: Vec<PathBuf>,
     /// The cantle binary, which is also each task's supervisor ([`cantle_runtime::TASK_INIT_COMMAND`]).
     pub program: PathBuf,
@@ -126,7 +126,7 @@ pub struct AgentConfig {
     pub sdk_words: Vec<String>,
     /// Where ClearML's agent works.
     pub sdk: SdkDirectories,
-    /// Set for every task, besides what every task gets.
+    /// Set for every task, in addition to the variables that every task gets.
     pub task_env: BTreeMap<String, OsString>,
     /// Run tasks in containers.
     pub docker: Option<Docker>,
@@ -138,7 +138,7 @@ pub struct AgentConfig {
     pub privileges: Privileges,
     /// The Unix user that tasks run as.
     pub task_user: TaskUserPolicy,
-    /// Output of a run in bytes that the server gets, besides its end.
+    /// Output of a run in bytes that the server gets, in addition to its end.
     pub output_limit_bytes: u64,
     /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
     pub mig: Option<GpuList>,

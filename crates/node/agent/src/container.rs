@@ -31,7 +31,7 @@ impl Workers {
 /// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
 ///
 /// # Errors
-/// If the task's own options can't be read, or the driver can't list the files that a container needs.
+/// If the task's own options cannot be read, or the driver cannot list the files that a container needs.
 pub(crate) fn container_spec(
     driver: &dyn Driver,
     docker: &Docker,
@@ -47,7 +47,7 @@ pub(crate) fn container_spec(
     };
     let (image, mut options) = image_and_options(docker, task)
         .map_err(|why| NodeError::Task { name: task.name.clone(), why: why.to_string() })?;
-    // Last, so that a task can't be another's.
+    // Last, so that a task cannot be another's.
     options.extend(workers.labels());
     let is_sdk = is_sdk(&spec.argv);
     spec.argv = task.container.started(std::mem::take(&mut spec.argv), is_sdk);
@@ -66,7 +66,7 @@ pub(crate) fn written_back(
     let options = docker.options.iter().map(String::as_str);
     Some(tasks::Container {
         image: docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
-        // A word with a NUL in it can't have come from a command line.
+        // A word with a NUL in it cannot have come from a command line.
         arguments: shlex::try_join(options).unwrap_or_default(),
         setup_shell_script: task.container.setup_shell_script.clone(),
     })
@@ -76,7 +76,7 @@ pub(crate) fn written_back(
 /// container's limit, unless its own options name another one: of two, engines take the last.
 fn image_and_options(docker: &Docker, task: &tasks::Task) -> Result<(String, Vec<String>), Unrunnable> {
     let extra = docker.extra_options.iter().cloned();
-    // What can't be read has been refused with the task's command.
+    // A request that cannot be read has been refused with the task's command.
     let request = TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten();
     let memory = request.filter(|request| request.memory_bytes > 0);
     let memory = memory.map(|request| format!("--memory={}", request.memory_bytes));

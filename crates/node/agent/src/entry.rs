@@ -76,7 +76,7 @@ impl LeasedTask {
     }
 
     /// Writes down what will be run. This comes before the report to the server that the task runs: a job without a command
-    /// counts as one that the server never heard of.
+    /// counts as one that was never reported to the server.
     pub(crate) fn write_command(
         &mut self,
         env: &Environment,

@@ -1,4 +1,4 @@
-//! What every part of the agent uses and none changes: settings, server, GPUs, lease store.
+//! The data that every part of the agent uses and none changes: settings, server, GPUs, lease store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Environment {
         job.worker.as_deref().unwrap_or(&self.worker)
     }
 
-    /// What the task of a lease has used until now.
+    /// The measurements of the task of a lease until now.
     pub(crate) fn measured(&self, lease: &LeaseId) -> Measured {
         cantle_node::measured(&self.node.slice_dir(lease))
     }

@@ -25,7 +25,7 @@ pub enum AgentError {
     TaskUser {
         /// As given.
         value: String,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A queue that the server does not have.
@@ -39,7 +39,7 @@ pub enum AgentError {
     /// One queue under its name and its id.
     #[error("--queue {0}: names a queue that is listed already")]
     QueueTwice(String),
-    /// A signal that this process can't receive.
+    /// A signal that this process cannot receive.
     #[error("cannot listen for SIGUSR1: {0}")]
     Signal(io::Error),
     /// The server.

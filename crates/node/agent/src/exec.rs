@@ -74,7 +74,7 @@ fn not_started(why: &str, hint: Option<&str>, code: u8) -> ExecEnd {
     ExecEnd { code, error: Some(why.to_owned()), hint: hint.map(str::to_owned) }
 }
 
-/// What a piece of output becomes.
+/// The frame that holds a piece of output.
 type ToFrame = fn(Vec<u8>) -> ExecFrame;
 
 /// The ends of the command's streams, for the runtime.
@@ -157,7 +157,7 @@ async fn run(
         }
     };
     let Some(exit) = exit else {
-        // A terminal that is closed ends the command by itself, if it does not ignore that.
+        // The close of a terminal ends the command, if it does not ignore that.
         outputs.iter().for_each(tokio::task::JoinHandle::abort);
         drop(waiting);
         process.end().await;
@@ -174,7 +174,7 @@ async fn run(
 
 async fn copy_out(mut output: pipe::Receiver, frame: ToFrame, to: mpsc::Sender<ExecFrame>) {
     let mut piece = vec![0; PIECE];
-    // A terminal that nobody has open any more answers with an error.
+    // A terminal that no process has open any more answers with an error.
     while let Ok(length @ 1..) = output.read(&mut piece).await {
         if to.send(frame(piece.get(..length).unwrap_or_default().to_vec())).await.is_err() {
             return;

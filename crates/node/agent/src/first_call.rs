@@ -1,5 +1,5 @@
-//! The first call to the server. While it cannot be reached, the tasks that a former agent left on this node are watched here: nobody
-//! else does it.
+//! The first call to the server. While it cannot be reached, this module watches the tasks that a former agent left on
+//! this node: no other program does.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::{AgentConfig, AgentError};
 /// Between two attempts.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// The node, and who watches it until the agent is set up.
+/// The node, with the watchdog that scans it until the agent is set up.
 pub(crate) struct OrphanWatch<'a> {
     driver: &'a dyn Driver,
     gpus: &'a [Gpu],
@@ -73,7 +73,7 @@ impl<'a> OrphanWatch<'a> {
             if let Ok(done) = timeout(LOOK_INTERVAL, &mut what).await {
                 return done;
             }
-            // None is ours, and the watchdog itself ends those that are nobody's.
+            // No task has a supervisor in this agent, and the watchdog itself ends processes that no agent owns.
             self.watchdog.scan(self.driver, self.node, self.gpus, |_| false, Instant::now());
         }
     }

@@ -29,7 +29,7 @@
 //! # The parts
 //!
 //! * `planner` reads the queues, the quotas and the node, and decides with the scheduler;
-//! * `claims` writes leases, takes tasks from their queues, and puts back what can't start;
+//! * `claims` writes leases, takes tasks from their queues, and puts back what cannot start;
 //! * `executor` starts, adopts, watches and stops tasks, and receives updates from them;
 //! * `reporter` reports to the server: the agent, the node, and the tasks with their logs and results;
 //! * `agent` is the loop, and carries entries from one part to the next;

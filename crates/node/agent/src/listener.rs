@@ -1,4 +1,4 @@
-//! A task of the runtime that asks the server by calls that wait, beside the agent's passes.
+//! A task of the runtime that asks the server by calls that wait, next to the agent's passes.
 
 use std::time::Duration;
 

@@ -11,7 +11,8 @@ use crate::AgentError;
 
 /// How long the driver is closed: time for a reset, or for a change of MIG mode.
 const RELEASED: Duration = Duration::from_secs(120);
-/// How long until another driver is opened, and until one that can't be is tried again: its installation may not be complete.
+/// How long until another driver is opened, and until one that cannot be is tried again: its installation may not be
+/// complete.
 const REPLACED: Duration = Duration::from_secs(10);
 
 /// Why an agent no longer serves its GPUs.

@@ -25,7 +25,7 @@ use crate::{AgentConfig, AgentError, AllocationMode};
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
 pub(crate) const WORKER_TIMEOUT_S: u64 = 600;
 
-/// Refuses what can be refused without a server: GPUs that do not exist or are claimed, queues that they can't serve.
+/// Refuses what can be refused without a server: GPUs that do not exist or are claimed, queues that they cannot serve.
 ///
 /// # Errors
 /// In one line what is wrong.
@@ -143,7 +143,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     Ok(Agent::new(env, claim, history))
 }
 
-/// Is the server cantle's? An answer of any kind but "no such call" says so: this worker may lack the right to ask.
+/// Is the server cantle's? Any answer but "no such call" shows that: this worker may lack the right to ask.
 async fn is_cantle(server: &Client, node: &str) -> Result<bool, AgentError> {
     match server.call_extended(&RenewLeases { node: node.to_owned(), leases: Vec::new() }).await {
         Ok(answer) => Ok(answer.is_some()),
@@ -152,8 +152,8 @@ async fn is_cantle(server: &Client, node: &str) -> Result<bool, AgentError> {
     }
 }
 
-/// An agent with all GPUs of the machine is the machine. Any other is a node of its own: it reports nothing about its
-/// neighbors, for any set and order of agents.
+/// An agent with all GPUs of the machine reports for the whole machine. Any other agent is a separate node: it reports
+/// nothing about its neighbors, for any set and order of agents.
 fn node_name(config: &AgentConfig, driver: &dyn Driver, gpus: &[Gpu]) -> Result<String, AgentError> {
     let given = |gpu: &Gpu| driver.fixed_devices(&gpu.uuid).is_some();
     let is_part =
@@ -161,7 +161,7 @@ fn node_name(config: &AgentConfig, driver: &dyn Driver, gpus: &[Gpu]) -> Result<
     Ok(if is_part { config.worker() } else { config.name.clone() })
 }
 
-/// Prepares GPUs that are ours: turns on MIG mode, removes instances that no lease holds, measures contexts.
+/// Prepares the agent's GPUs: turns on MIG mode, removes instances that no lease holds, measures contexts.
 fn make_ready(
     driver: &dyn Driver,
     node: &NodeStore,

@@ -78,7 +78,7 @@ pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
     /// Further facts to report.
     pub(crate) message: Option<String>,
-    /// What it used.
+    /// The resources that it used.
     #[serde(default)]
     pub(crate) measured: Measured,
 }

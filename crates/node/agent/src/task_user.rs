@@ -47,7 +47,7 @@ impl TaskUserPolicy {
         }
     }
 
-    /// Refuses what can't work with any task.
+    /// Refuses what cannot work with any task.
     pub(crate) fn check(&self, is_root: bool) -> Result<(), AgentError> {
         let refused = |why: String| AgentError::TaskUser { value: self.text().to_owned(), why };
         let own = own_user();

@@ -16,7 +16,7 @@ use crate::listener::{AGAIN, Listener, WAIT};
 
 /// Commands at once. The others wait for their turn.
 const MOST: usize = 64;
-/// For how long a command may be open of which nobody uses the terminal.
+/// For how long a command may be open while its terminal is not used.
 const IDLE: Duration = Duration::from_hours(12);
 /// The server knows that a task runs before its first process is started.
 const STARTS_WITHIN: Duration = Duration::from_secs(15);
@@ -66,8 +66,8 @@ async fn serve(env: &Environment, asked: AskedExec) {
     }
     // A task that is not here has no process: the command finds that it has ended.
     let leader = leader(env, &task).await.unwrap_or(Holder { pid: 0, start_ticks: u64::MAX });
-    // In a thread of its own: a program of the task that splices its input into a socket holds the lock of the pipe, and whoever writes to the
-    // pipe waits then, even if it asked not to. The other commands, and the agent, go on.
+    // In a thread of its own: a program of the task that splices its input into a socket holds the lock of the pipe,
+    // and a writer to the pipe then waits, even if it asked not to. The other commands, and the agent, go on.
     let served = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(serve_exec(leader, start, stream, Some(IDLE)));

@@ -1,4 +1,5 @@
-//! The worker id of a task that runs with others: it is a worker of its own on the server, as with ClearML's agent.
+//! The worker id of a task on a node where several tasks run at a time: such a task is a separate worker on the server,
+//! as with ClearML's agent.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,8 @@ use cantle_model::{Gpu, MigInstance, Milli, Slice, TaskId};
 use crate::AllocationMode;
 use crate::environment::Environment;
 
-/// The worker that a task with these slices is; `None` if that is the agent itself, which has one task at a time.
+/// The worker id of a task with these slices; `None` if the task reports as the agent itself, which has one task at a
+/// time.
 pub(crate) fn child_worker(
     env: &Environment,
     slices: &[Slice],

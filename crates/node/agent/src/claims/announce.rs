@@ -84,7 +84,7 @@ async fn announce(env: &Environment, entry: &mut LeasedTask) -> Result<Answer, W
     Ok(Answer::Started(Box::new(found), command))
 }
 
-/// What will be run, written down without the secrets: they are on no disk of this node.
+/// The command that will be run, recorded without the secrets: they are on no disk of this node.
 async fn command_of(
     env: &Environment,
     entry: &mut LeasedTask,
@@ -99,7 +99,8 @@ async fn command_of(
     Ok(Command { secrets: given.secrets, ..command })
 }
 
-/// What the task shows the server: a token for this run alone. ClearML's own server has none, so there the task gets one of the agent's.
+/// The data of the task that the server gets: a token for this run alone. ClearML's own server has none, so there the
+/// task gets one of the agent's.
 async fn token(env: &Environment, entry: &LeasedTask) -> Result<TaskToken, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     match env.server.call_extended(&GetTaskToken { task, lease }).await? {

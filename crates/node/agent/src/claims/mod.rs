@@ -63,7 +63,7 @@ impl Claims {
     /// Writes a lease and a job for each placement; returns the leases.
     ///
     /// # Errors
-    /// Names what can't be written. Placements before it stay reserved.
+    /// Names what cannot be written. Placements before it stay reserved.
     pub(crate) fn reserve(
         &mut self,
         env: &Environment,
@@ -130,7 +130,7 @@ impl Claims {
         self.tasks.values().map(|task| &task.entry)
     }
 
-    /// Leases of the tasks that are ours and not started.
+    /// Leases of the tasks that this agent has claimed and not started.
     pub(crate) fn claimed(&self) -> Vec<LeaseId> {
         self.tasks.leases_where(|task| matches!(task.state, ClaimState::Claimed))
     }
@@ -209,7 +209,7 @@ fn reserve(
     match TaskFiles::create(&env.jobs_dir, &job) {
         Ok(dir) => Ok(LeasedTask::new(dir, job, None)),
         Err(error) => {
-            // Nobody would ever free the place of a task that has no record.
+            // No program would ever free the place of a task that has no record.
             locked.retire(&lease)?;
             Err(error.into())
         }

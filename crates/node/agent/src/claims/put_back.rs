@@ -50,9 +50,9 @@ impl Claims {
     }
 }
 
-/// What became of a claim whose answer nobody heard.
+/// The state of a claim whose answer did not arrive.
 enum Settled {
-    /// The server may still give it to us, or take it back by itself.
+    /// The server may still give it to this agent, or requeue it.
     NotYet,
     /// Nothing has to be done any more.
     Nothing,
@@ -83,8 +83,8 @@ async fn settled(
     if reserved_for < START_GRACE {
         return Ok(Settled::NotYet);
     }
-    // cantle's server requeues unclaimed tasks by itself, and another agent may have claimed it since: that claim must stay.
-    // This agent returns its own tasks that were not recorded (the disk was full).
+    // cantle's server requeues unclaimed tasks, and another agent may have claimed it since: that claim must stay. This
+    // agent returns its own tasks that were not recorded (the disk was full).
     match holder_of(env, task).await? {
         Some(Some(node)) if node == job.node && is_claimed_by(env, entry).await? => {
             put_in_front(env, queue, task, None).await?;
@@ -103,7 +103,8 @@ async fn is_claimed_by(env: &Environment, entry: &LeasedTask) -> Result<bool, Wi
     }
 }
 
-/// Claimed and not started: it goes back to its queue, unless somebody has decided otherwise.
+/// A task that was claimed and not started goes back to its queue, unless a user or another agent has decided
+/// otherwise.
 pub(super) async fn put_back(
     env: &Environment,
     found: TableEntry<'_, Pending>,
@@ -149,7 +150,7 @@ pub(super) async fn finish_put_back(env: &Environment, entry: &LeasedTask) -> Re
     }
 }
 
-/// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` can't
+/// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` cannot
 /// report it.
 async fn is_elsewhere(env: &Environment, job: &TaskRecord) -> Result<bool, WireError> {
     let node = holder_of(env, &job.task.0).await?.flatten();
@@ -209,7 +210,7 @@ pub(super) async fn put_in_front(
     let add = queues::AddTask { queue: queue.to_owned(), task: task.to_owned(), run };
     match env.server.call(&add).await {
         Err(error) if error.is_temporary() => return Err(error),
-        // It is in a queue already, or gone: then somebody has decided.
+        // It is in a queue already, or gone: then a user or another agent has decided.
         Err(error) => tracing::info!(%task, %error, "task is not returned to its queue"),
         Ok(_) => move_to_front(env, queue, task).await?,
     }

@@ -1,5 +1,5 @@
-//! Follows what becomes of the slices of running tasks: a task is suspended, resumed, moved or resized by a command on this machine, which
-//! says so in its lease.
+//! Follows the changes of the slices of running tasks: a task is suspended, resumed, moved or resized by a command on
+//! this machine, which says so in its lease.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ impl Executor {
             };
             match env.server.call_extended(&report).await {
                 Err(error) if error.is_temporary() => return Err(error),
-                // The task is another node's, or nobody's; the next renewal of the leases says so.
+                // Another node holds the task, or no node does; the next renewal of the leases reports that.
                 Err(error) => tracing::warn!(task = report.task, %error, "changed slices were refused"),
                 Ok(_) => {}
             }

@@ -30,7 +30,7 @@ pub(super) struct Launch {
 
 impl Launch {
     /// # Errors
-    /// If the lease is gone or can't be read.
+    /// If the lease is gone or cannot be read.
     pub(super) fn new(
         env: &Arc<Environment>,
         entry: &LeasedTask,

@@ -17,7 +17,7 @@ pub(super) enum MakingRoom {
     Holds,
     /// It is being suspended.
     Suspending,
-    /// It is suspended: it holds nothing. `returns`: it comes back by itself.
+    /// It is suspended: it holds nothing. `returns`: it comes back without a command.
     Out { returns: bool },
     /// It cannot be suspended, so it is stopped for others.
     Stays,
@@ -55,13 +55,13 @@ impl Run {
         true
     }
 
-    /// The suspension has ended. What could not be suspended is stopped at the next look at the evictions.
+    /// The suspension has ended. A task that could not be suspended is stopped at the next look at the evictions.
     pub(super) fn made_room(&mut self, env: &Environment, made: Result<(), String>) {
         if self.room != MakingRoom::Suspending {
             return;
         }
         match made {
-            // Its lease says so, and is read before the next look.
+            // Its lease records that, and is read before the next look.
             Ok(()) => self.room = MakingRoom::Out { returns: true },
             Err(why) => {
                 self.room = MakingRoom::Stays;

@@ -77,7 +77,7 @@ pub(crate) struct Executor {
     watchdog: WatchdogThread,
     /// When the GPUs were last described for the metrics.
     described_at: Option<Instant>,
-    /// The tasks of this node that are suspended, whoever started them.
+    /// The suspended tasks of this node, whether this agent started them or not.
     suspended: Vec<SuspendedView>,
     /// Ends what a dead command has left unfinished.
     recovery: Recovery,
@@ -127,8 +127,8 @@ impl Executor {
         }
     }
 
-    /// What becomes of a task that has not started because of this error. Where the node has no room for it, nothing is wrong with the task:
-    /// it goes back to its queue, and the node starts nothing for a while.
+    /// Decides about a task that has not started because of this error. Where the node has no room for it, nothing is
+    /// wrong with the task: it goes back to its queue, and the node starts nothing for a while.
     fn not_started(&mut self, env: &Environment, run: Run, error: &NodeError) -> Departure {
         match error {
             NodeError::PlacementLost { .. } => Departure::Returned(run.into_entry(), error.to_string()),

@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) is_changed: bool,
 }
 
-/// What a lease gets to know when its task has a process.
+/// The data that a lease gets when its task has a process.
 struct FirstProcess {
     leader: Holder,
     backend: Backend,
@@ -98,7 +98,7 @@ impl Run {
         run
     }
 
-    /// The driver's limits outlive an agent. Whoever changed them meanwhile did so for no task of this one.
+    /// The driver's limits outlive an agent. A change by another program meanwhile was made for no task of this agent.
     fn renew_driver_limits(&self, env: &Environment) {
         let lease = env.node.lock().and_then(|locked| locked.lease(&self.entry.job.lease));
         let renewed = lease.and_then(|lease| match lease {

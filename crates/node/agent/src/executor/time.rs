@@ -18,7 +18,7 @@ pub(crate) fn limit_of(task: &tasks::Task) -> Option<TimeLimit> {
     task.cantle_time_limit_s.or_else(asked)
 }
 
-/// The end of a run that began so long ago, by a clock that nobody sets; `None` if it has no limit.
+/// The end of a run that began at `began`, by a clock that cannot be set; `None` if it has no limit.
 fn end(job: &TaskRecord, began: Instant) -> Option<Instant> {
     began.checked_add(job.time_limit?.duration())
 }

@@ -13,7 +13,8 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Goes on from what is on disk; each agent of a machine has its own. It only helps: what can't be read starts empty.
+    /// Goes on from what is on disk; each agent of a machine has its own. It only helps: what cannot be read starts
+    /// empty.
     pub(crate) fn open(state_dir: &Path, worker: &str) -> Self {
         // Worker ids may hold anything, file names may not.
         let path = state_dir.join(format!("demand-{}.json", worker.replace('/', "_")));

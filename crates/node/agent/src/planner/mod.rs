@@ -42,7 +42,7 @@ const REPLAN_EVERY: Duration = Duration::from_secs(2);
 #[derive(PartialEq, Eq)]
 struct Announced {
     backlog: Backlog,
-    /// `None` if they can't be read. The plan itself reads them again, under the lock, and fails then.
+    /// `None` if they cannot be read. The plan itself reads them again, under the lock, and fails then.
     leases: Option<Vec<LeaseId>>,
     fleet: Fleet,
 }

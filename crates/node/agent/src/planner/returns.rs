@@ -1,5 +1,5 @@
-//! Suspended tasks that come back by themselves. The plan sees each of them as a task that waits in front of its queue, for slices like those
-//! that it had; a start of it is its return.
+//! Suspended tasks that come back without a command. The plan sees each of them as a task that waits in front of its
+//! queue, for slices like those that it had; a start of it is its return.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(crate) struct Return {
     slices: Vec<Slice>,
 }
 
-/// The suspended tasks of this agent that come back by themselves, by task.
+/// The suspended tasks of this agent that come back without a command, by task.
 pub(super) struct Returning(BTreeMap<TaskId, Lease>);
 
 impl Returning {
@@ -125,7 +125,7 @@ fn suspender<'a>(env: &'a Environment, helper: &'a mut CheckpointHelper) -> Susp
     }
 }
 
-/// What the server knows of the task counts as for a task that was stopped.
+/// Describes a held task to the scheduler with the server's data, as for a task that was stopped.
 fn describe(waiting: &mut Waiting, held: &HeldTask) {
     let stopping = held.stopping.as_ref();
     let reported = WaitingTask {

@@ -23,7 +23,7 @@ pub(crate) struct Piece {
 /// nothing to send now.
 ///
 /// # Errors
-/// If the file can't be read; no file is no output.
+/// If the file cannot be read; no file is no output.
 pub(crate) fn next_piece(path: &Path, sent_bytes: u64, ended: bool) -> io::Result<Option<Piece>> {
     let mut file = match File::open(path) {
         Ok(file) => file,

@@ -1,5 +1,5 @@
-//! How much of a task's output is sent: all of it up to the limit, and the end of what comes after that. What was sent or is left
-//! out takes no space on the disk any more.
+//! How much of a task's output is sent: all of it up to the limit, and the end of what comes after that. Output that
+//! was sent or is left out takes no space on the disk any more.
 
 use std::fs::OpenOptions;
 use std::path::Path;

@@ -68,8 +68,9 @@ impl Reporter {
         Ok(())
     }
 
-    /// Tells the server about every task that has ended; what it knows is forgotten here. A task with more output than can be sent in
-    /// [`OUTPUT_TIME`] is told about later ([`Reporter::is_behind`]): meanwhile other tasks start, are stopped and end.
+    /// Tells the server about every task that has ended; a result that the server has is forgotten here. A task with
+    /// more output than can be sent in [`OUTPUT_TIME`] is reported later ([`Reporter::is_behind`]): meanwhile other
+    /// tasks start, are stopped and end.
     pub(crate) async fn deliver(&mut self, env: &Environment) -> Result<(), WireError> {
         let until = Instant::now() + OUTPUT_TIME;
         self.behind = false;
@@ -93,8 +94,8 @@ impl Reporter {
     }
 }
 
-/// Is the task still ours? After this answer it stays ours until the end is reported: the server gives a task to another
-/// node only after a renewal has reported that this one has ended it.
+/// Does this agent still hold the task? After this answer the agent holds it until the end is reported: the server
+/// gives a task to another node only after a renewal has reported that this one has ended it.
 async fn is_held(env: &Environment, entry: &LeasedTask) -> Result<bool, WireError> {
     let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
     let leases = vec![LeaseRenewal { task, lease, fence_ms: None }];
@@ -175,7 +176,7 @@ async fn deliver_result(env: &Environment, entry: &LeasedTask) -> Result<(), Wir
         return accept_refusal(env.server.call_extended(&request).await.map(|_| ()));
     }
     if let Report::GivenBack(reason) = report {
-        // One call, and the server notes what came of it: there is no moment in which the task is nowhere.
+        // One call, and the server notes the outcome: there is no moment in which the task is nowhere.
         let request = GiveBack { task: task.clone(), lease: entry.job.lease.0.clone(), reason };
         return accept_refusal(env.server.call_extended(&request).await.map(|_| ()));
     }

@@ -3,14 +3,14 @@
 //!
 //! The builder holds a lock on a file in the cache, one for each set of requirements. A process of its task watches it and has the
 //! lock, so that the lock is free when the environment is in the cache, when the task's own code starts without one, and when the
-//! builder is killed, by anybody and at any time: then the next one builds.
+//! builder is killed, by any program and at any time: then the next one builds.
 //!
 //! ```text
 //! task ── __sdk-task ──exec──► clearml-agent ──exec──► the task's code
 //!              └── watch   (only a builder's, until its environment is in the cache)
 //! ```
 //!
-//! The file of the lock says what came of it: the name of the entry, or how many builders in a row left none.
+//! The file of the lock records the outcome: the name of the entry, or how many builders in a row left none.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -39,15 +39,15 @@ const WATCH: &str = "--watch";
 const VENVS_DIR: &str = "CLEARML_AGENT__agent__venvs_dir";
 
 const PAUSE: Duration = Duration::from_millis(200);
-/// After this number of builders that left no entry nobody waits: the cache is not used, or its disk is full.
+/// After this number of builders that left no entry, no task waits: the cache is not used, or its disk is full.
 const MISSES: u32 = 2;
-/// After this time somebody tries again.
+/// After this time a task tries again.
 const MISSES_COUNT_FOR: Duration = Duration::from_secs(3600);
 
-/// What a task of ClearML's SDK is started with.
+/// The orders with which a task of ClearML's SDK is started.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Orders {
-    /// The lock of its environment. None: it waits for nobody.
+    /// The lock of its environment. None: it waits for no other task.
     lock: Option<PathBuf>,
 }
 
@@ -68,7 +68,7 @@ impl Orders {
     }
 }
 
-/// What the file of a lock says.
+/// The content of the file of a lock.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Note {
@@ -219,7 +219,7 @@ fn write_note(lock: &Path, note: &Note) -> io::Result<()> {
 }
 
 impl Watch {
-    /// What came of the builder; `None` if it ended before its environment was ready.
+    /// The outcome of the builder; `None` if it ended before its environment was ready.
     fn outcome(&self) -> Option<Note> {
         let cache = self.lock.parent()?;
         loop {

@@ -18,7 +18,7 @@ use cantle_node::clock::now_ms;
 pub(super) const UNNAMED: &str = "_temp.";
 /// ClearML's own lock of the cache.
 const LOCK: &str = ".clearml.lock";
-/// No copy takes longer. One that is younger may be somebody's.
+/// No copy takes longer. A younger copy may still be in progress.
 const COPY_TAKES_AT_MOST: Duration = Duration::from_secs(6 * 3600);
 /// How long a start waits for those who copy entries; after that it goes without the check.
 const LOCK_TRIES: u32 = 40;
@@ -39,12 +39,12 @@ fn tend(cache: &Path, now: SystemTime) -> io::Result<()> {
     if useless(cache, now)?.is_empty() {
         return Ok(());
     }
-    // Whoever copies an entry holds this lock.
+    // A process that copies an entry holds this lock.
     let lock = OpenOptions::new().append(true).create(true).open(cache.join(LOCK))?;
     if !lock_soon(&lock)? {
         return Err(io::Error::new(io::ErrorKind::WouldBlock, "it is in use"));
     }
-    // Somebody else may have removed and replaced what was found without the lock.
+    // Another process may have removed or replaced the entries that were found without the lock.
     for path in useless(cache, now)? {
         tracing::warn!(path = %path.display(), "an environment in the cache is not complete; removing it");
         throw_away(&path)?;
@@ -127,8 +127,8 @@ fn has_all_files(site: &Path) -> bool {
     })
 }
 
-/// The path in a line of a `RECORD`, if it is a file of the package. What has no hash may come and go: compiled files, and the
-/// directories that `setuptools` names although they are not there. Scripts have their own fate.
+/// The path in a line of a `RECORD`, if it is a file of the package. A file without a hash may come and go: compiled
+/// files, and the directories that `setuptools` names although they are not there. Scripts have their own fate.
 fn recorded(line: &str) -> Option<&str> {
     let (path, about) = match line.strip_prefix('"') {
         Some(quoted) => quoted.split_once('"')?,

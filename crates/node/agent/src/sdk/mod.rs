@@ -50,7 +50,7 @@ impl SdkDirectories {
     /// Makes a task of ClearML's SDK work in `workspace`, and wait for an environment that another one installs.
     ///
     /// # Errors
-    /// If ClearML's agent is not installed, or the directory can't be made.
+    /// If ClearML's agent is not installed, or the directory cannot be made.
     pub(crate) fn settle(
         &self,
         spec: &mut TaskSpec,

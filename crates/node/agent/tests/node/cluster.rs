@@ -211,7 +211,7 @@ impl Daemon {
         self.0.wait().unwrap();
     }
 
-    /// Waits until it gives up; its exit code and what it said.
+    /// Waits until it gives up; its exit code and its output.
     pub(crate) fn failure(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         std::io::Read::read_to_string(&mut self.0.stderr.take().unwrap(), &mut said).unwrap();

@@ -63,7 +63,7 @@ fn documented_example(place: &Place) {
         assert_eq!(cluster.wait(task, TaskStatus::Completed).exit_code, Some(0));
     }
     assert_eq!(place.leases(), Vec::new());
-    // What the agent notes of a task that was quick comes after its end.
+    // The agent's notes about a task that was quick come after its end.
     let count = |kind: &str| cluster.events(&single).iter().filter(|event| event.kind == kind).count();
     eventually("its events are there", || {
         count("wait") > 0 && ["start", "run", "end"].map(&count) == [1, 1, 1]
