@@ -33,7 +33,7 @@ pub struct BudgetView {
     /// The month in UTC that `used_seconds` is of, like `2026-11`; absent: nothing was counted yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub month: Option<String>,
-    /// What the project and those below it used in it, in seconds of a whole GPU, as counted some seconds ago.
+    /// The time that the project and those below it used in it, in seconds of a whole GPU, as counted some seconds ago.
     pub used_seconds: u64,
     /// The same, in percent of the budget.
     pub used_percent: u64,

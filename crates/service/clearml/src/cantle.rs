@@ -83,7 +83,7 @@ pub struct SliceView {
     /// How the limit is enforced; absent until the task has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
-    /// What enforces the memory limit, the strongest first; absent until the task has started.
+    /// The mechanisms that enforce the memory limit, the strongest first; absent until the task has started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub enforced_by: Vec<LimitBackend>,
     /// The task's processes that hold memory of it, largest first. Of many processes only the largest are listed.
@@ -145,7 +145,7 @@ pub struct ProcessView {
     pub memory_bytes: u64,
 }
 
-/// A task that can't start, and why.
+/// A task that cannot start, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitReport {
     /// The task's id.
@@ -204,7 +204,7 @@ pub struct ReportTask {
     /// Its slices.
     #[serde(default)]
     pub slices: Vec<Slice>,
-    /// What it counts against GPU quotas, in thousandths, where that differs from its slices.
+    /// The amount that it counts against GPU quotas, in thousandths, where that differs from its slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_milli: Option<u64>,
     /// How it ended; absent while it runs.
@@ -213,7 +213,7 @@ pub struct ReportTask {
     /// Why it ended so: one line for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// What it used, once it has ended.
+    /// Its measurements, once it has ended.
     #[serde(flatten)]
     pub measured: Measured,
 }
@@ -241,7 +241,7 @@ pub struct GetTasks {
     /// Only those of the caller.
     pub mine: bool,
     /// Only the tasks of this array, by its id. Without it, and without `id`, `find` and `status`, those tasks of arrays are left out
-    /// that do not run: the array stands for them.
+    /// that do not run: the array represents them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub array: Option<String>,
     /// Maximum number of tasks; 500 by default.
@@ -278,7 +278,7 @@ pub struct TaskView {
     pub node: Option<String>,
     /// UUIDs of the GPUs that it holds or held.
     pub gpus: Vec<String>,
-    /// What it holds or held, in thousandths of a GPU, over all its GPUs.
+    /// The amount that it holds or held, in thousandths of a GPU, over all its GPUs.
     pub milli: u32,
     /// Its memory limit, over all its GPUs.
     pub memory_limit_bytes: u64,
@@ -327,11 +327,11 @@ pub struct RunView {
     pub node: Option<String>,
     /// UUIDs of the GPUs that the task held.
     pub gpus: Vec<String>,
-    /// What it held, in thousandths of a GPU, over all its GPUs.
+    /// The amount that it held, in thousandths of a GPU, over all its GPUs.
     pub milli: u32,
     /// Its memory limit, over all its GPUs.
     pub memory_limit_bytes: u64,
-    /// What it used, once it has ended.
+    /// Its measurements, once it has ended.
     #[serde(flatten)]
     pub measured: Measured,
     /// When an agent took the task, RFC 3339.
@@ -420,7 +420,7 @@ pub struct EventView {
 /// `cantle.add_events`: the agent calls it. The server gives ids and times.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AddEvents {
-    /// What happened.
+    /// The events.
     pub events: Vec<EventView>,
 }
 endpoint!("cantle.add_events", AddEvents => Empty);

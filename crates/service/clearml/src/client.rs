@@ -22,7 +22,7 @@ pub struct Client {
     url: String,
     keys: Keys,
     token: Mutex<Option<String>>,
-    /// A token that somebody else renews.
+    /// A token that another program renews.
     token_file: Option<PathBuf>,
     /// Calls of cantle's own service that this server does not have: it is ClearML's, or an older cantle.
     lacking: Mutex<BTreeSet<&'static str>>,
@@ -73,7 +73,7 @@ impl Client {
         Self { keys: Keys::new(self.keys.used(), source), ..self }
     }
 
-    /// A client that has a token in place of keys. It can't get another one: once the server refuses it, calls fail.
+    /// A client that has a token in place of keys. It cannot get another one: once the server refuses it, calls fail.
     ///
     /// # Errors
     /// As [`Client::with_tls`].
@@ -84,7 +84,7 @@ impl Client {
         Ok(client)
     }
 
-    /// A client for whoever has this proof.
+    /// A client with this proof.
     ///
     /// # Errors
     /// As [`Client::with_tls`].
@@ -99,7 +99,7 @@ impl Client {
         }
     }
 
-    /// A new token, for somebody who must not have the keys: it lives for 30 days from now.
+    /// A new token, for a program that must not have the keys: it lives for 30 days from now.
     ///
     /// # Errors
     /// See [`WireError`].

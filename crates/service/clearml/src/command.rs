@@ -17,7 +17,7 @@ use crate::tasks::{HyperParams, Param};
 /// cantle's section of a task's parameters.
 pub const SECTION: &str = "cantle";
 
-/// What a task requests from cantle.
+/// A task's request to cantle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskRequest {
     /// Program and arguments; empty for a task whose code is in ClearML's own fields.
@@ -78,7 +78,7 @@ impl ArrayElement {
     }
 }
 
-/// What of a task's request the server acts on itself.
+/// The part of a task's request on which the server itself acts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedFlow {
     /// How long it may run.

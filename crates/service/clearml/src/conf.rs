@@ -13,13 +13,13 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conf(Value);
 
-/// A file that can't be read.
+/// A file that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ConfError {
     /// Where.
     pub line: usize,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
 }
 

@@ -45,14 +45,14 @@ impl fmt::Debug for KeySource {
     }
 }
 
-/// What shows who calls.
+/// The proof of the caller's identity.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Proof {
     /// A key pair.
     Keys(Credentials),
     /// A token, which ends.
     Token(String),
-    /// A file with a token that somebody else renews, such as the kubelet.
+    /// A file with a token that another program renews, such as the kubelet.
     TokenFile(PathBuf),
 }
 

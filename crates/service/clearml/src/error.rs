@@ -7,7 +7,7 @@ use crate::subcode;
 /// Each variant is one line that states what is wrong; [`WireError::hints`] has the remedies.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// The address can't be one.
+    /// The address cannot be one.
     #[error("server address \"{url}\" is not a URL")]
     Address {
         /// As given.
@@ -30,7 +30,7 @@ pub enum WireError {
         url: String,
         /// The fault.
         reason: String,
-        /// What would help.
+        /// The action that would help.
         hint: &'static str,
     },
     /// A file that the command line names.
@@ -46,7 +46,7 @@ pub enum WireError {
     Certificates {
         /// Which.
         path: PathBuf,
-        /// What is missing.
+        /// The part that is missing.
         what: &'static str,
     },
     /// The access key or the secret key is wrong.
@@ -57,7 +57,7 @@ pub enum WireError {
         /// The server's own words.
         message: String,
     },
-    /// The server understood and said no.
+    /// The server understood the call and refused it.
     #[error("{}", refusal(endpoint, *code, *subcode, message))]
     Refused {
         /// `service.action`.
@@ -79,7 +79,7 @@ pub enum WireError {
         /// The unexpected part.
         detail: String,
     },
-    /// A request that JSON can't carry.
+    /// A request that JSON cannot carry.
     #[error("{endpoint}: the request cannot be written as JSON: {source}")]
     Encode {
         /// `service.action`.
@@ -119,7 +119,7 @@ impl WireError {
         vec![hint.to_owned()]
     }
 
-    /// The server said no with exactly this subcode.
+    /// The server refused with exactly this subcode.
     #[must_use]
     pub fn is_subcode(&self, wanted: u32) -> bool {
         matches!(self, Self::Refused { code: 400, subcode, .. } if *subcode == wanted)

@@ -132,7 +132,7 @@ pub struct ExecEnd {
     pub hint: Option<String>,
 }
 
-/// What travels.
+/// A frame of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecFrame {
     /// For stdin or the terminal.
@@ -157,7 +157,7 @@ pub enum ExecFrame {
 pub struct ExecFrameError;
 
 impl ExecFrame {
-    /// As it travels. What is longer than [`EXEC_FRAME_MAX`] must be divided before.
+    /// As it travels. A frame that is longer than [`EXEC_FRAME_MAX`] must be divided before.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let (kind, payload) = match self {

@@ -5,7 +5,7 @@ use crate::{TaskRequest, TaskRequestError, tasks};
 /// Runs the code of ClearML's SDK.
 pub const CLEARML_AGENT: &str = "clearml-agent";
 
-/// Why a task can't be run anywhere. Its text is the end of a sentence about the task.
+/// Why a task cannot be run anywhere. Its text is the end of a sentence about the task.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unrunnable {
     /// Its parameters are malformed.

@@ -62,7 +62,7 @@ pub struct ReportSlices {
     pub node: String,
     /// Under which lease.
     pub lease: String,
-    /// What it holds now; none while it is suspended.
+    /// The slices that it holds now; none while it is suspended.
     #[serde(default)]
     pub slices: Vec<Slice>,
     /// It was to be suspended for another task, and cannot be: it is stopped.
@@ -120,8 +120,8 @@ impl fmt::Debug for TaskToken {
 pub struct SetQueue {
     /// The queue's name or id.
     pub queue: String,
-    /// Seconds after which a task whose node is silent is queued again; absent: the node holds it until it is back or somebody
-    /// queues the task again.
+    /// Seconds after which a task whose node is silent is queued again; absent: the node holds it until it is back or a
+    /// user queues the task again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requeue_after_s: Option<u64>,
 }

@@ -52,7 +52,7 @@ pub struct ReceiverView {
     pub kind: String,
     /// The address. Of a URL only the host: the rest is often a secret.
     pub to: String,
-    /// What it gets.
+    /// The events of which it gets notices.
     pub on: Vec<String>,
     /// It gets notices of all tasks.
     pub always: bool,
@@ -71,7 +71,7 @@ pub struct ReceiverView {
 }
 
 impl ReceiverView {
-    /// What became of the notices, in one line.
+    /// The state of its notices, in one line.
     #[must_use]
     pub fn state(&self) -> String {
         let dropped = if self.dropped > 0 { format!("; {} given up", self.dropped) } else { String::new() };

@@ -69,7 +69,7 @@ pub struct DeletePool {
 }
 endpoint!("cantle.delete_pool", DeletePool => Empty);
 
-/// What a project holds of a pool, those below it included.
+/// The part of a pool that a project holds, those below it included.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolShare {

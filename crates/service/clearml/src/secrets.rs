@@ -13,7 +13,7 @@ use crate::wire::endpoint;
 pub struct SetSecret {
     /// Its name, which becomes the name of an environment variable.
     pub name: String,
-    /// What tasks get.
+    /// The value that tasks get.
     pub value: String,
 }
 endpoint!("cantle.set_secret", SetSecret => Empty);

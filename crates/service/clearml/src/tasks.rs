@@ -388,7 +388,7 @@ pub struct ResetReply {
     pub fields: Map<String, Value>,
     /// The queue from which it was removed.
     pub dequeued: Map<String, Value>,
-    /// What was deleted of its output.
+    /// The number of deleted parts of its output, by kind.
     pub events: Map<String, Value>,
     /// How many models were deleted.
     pub deleted_models: u64,
@@ -426,7 +426,7 @@ pub struct Deleted {
     pub updated_models: u64,
     /// How many of its output models were deleted.
     pub deleted_models: u64,
-    /// What was deleted of its output.
+    /// The number of deleted parts of its output, by kind.
     pub events: Map<String, Value>,
     /// The files that it left, if they were requested.
     #[serde(skip_serializing_if = "Option::is_none")]

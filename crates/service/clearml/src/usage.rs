@@ -17,10 +17,10 @@ pub struct GetUsage {
     pub from: String,
     /// The first moment after it, RFC 3339; what is still to come does not count.
     pub to: String,
-    /// What it is added up by.
+    /// The keys by which it is added up.
     #[serde(deserialize_with = "keys")]
     pub by: Vec<UsageKey>,
-    /// What GPUs cost.
+    /// The prices of GPUs.
     pub prices: Option<PriceSheet>,
     /// At most this number of lines of runs: those that left most of their memory unused, the most first. Runs whose peak is not known do
     /// not count.
@@ -34,7 +34,7 @@ fn keys<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<UsageKe
     words.iter().map(|word| word.parse()).collect::<Result<_, _>>().map_err(serde::de::Error::custom)
 }
 
-/// What usage is added up by.
+/// A key by which usage is added up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum UsageKey {
@@ -177,11 +177,11 @@ pub enum UsageKind {
     /// Runs had it.
     #[default]
     Allocated,
-    /// Nobody had it, and a task could have had it.
+    /// No run had it, and a task could have had it.
     Free,
-    /// Nobody had it; the GPU had a fault.
+    /// No run had it; the GPU had a fault.
     Faulty,
-    /// Nobody had it; the node or the GPU was away.
+    /// No run had it; the node or the GPU was away.
     Away,
 }
 
@@ -216,7 +216,7 @@ pub struct UsageLine {
     pub guaranteed_gpu_seconds: f64,
     /// The rest of what runs had.
     pub borrowed_gpu_seconds: f64,
-    /// What others had of the project's quota; only in lines by project, or by project and day or month.
+    /// The part of the project's quota that others had; only in lines by project, or by project and day or month.
     pub lent_gpu_seconds: Option<f64>,
     /// Limit of memory in GiB times seconds.
     pub memory_gib_seconds: f64,
@@ -230,7 +230,7 @@ pub struct UsageLine {
     pub memory_peak: Option<f64>,
     /// GPU time of the runs that were given up.
     pub lost_gpu_seconds: f64,
-    /// What it cost; absent without a price for all of it.
+    /// Its cost; absent without a price for all of it.
     pub cost: Option<f64>,
 }
 
@@ -242,7 +242,8 @@ impl UsageLine {
     }
 }
 
-/// The account of one GPU: `recorded_seconds` are `allocated_seconds` and what nobody had, less `unrecorded_seconds`.
+/// The account of one GPU: `recorded_seconds` are `allocated_seconds` and the time that no run had, less
+/// `unrecorded_seconds`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuAccount {
@@ -254,7 +255,7 @@ pub struct GpuAccount {
     pub recorded_seconds: f64,
     /// GPU time of runs.
     pub allocated_seconds: f64,
-    /// GPU time that nobody had.
+    /// GPU time that no run had.
     pub free_seconds: f64,
     /// The same, of a GPU with a fault.
     pub faulty_seconds: f64,

@@ -37,7 +37,7 @@ impl Role {
         }
     }
 
-    /// What it is for, for people.
+    /// Its purpose, for people.
     #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
@@ -324,7 +324,7 @@ pub struct AuditView {
     pub action: String,
     /// `done`, or why it was refused.
     pub outcome: String,
-    /// What it was about.
+    /// The object of the action.
     pub subject: String,
     /// The former state; null if unknown.
     #[serde(default)]

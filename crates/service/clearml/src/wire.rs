@@ -90,7 +90,7 @@ pub struct Meta {
     pub id: String,
     /// Transaction id; clients may choose it.
     pub trx: String,
-    /// What was called.
+    /// The endpoint that was called.
     pub endpoint: MetaEndpoint,
     /// HTTP status.
     pub result_code: u16,
@@ -104,7 +104,7 @@ pub struct Meta {
     pub error_data: Map<String, Value>,
 }
 
-/// What was called.
+/// The endpoint that was called.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MetaEndpoint {

@@ -80,7 +80,7 @@ pub struct Terms {
     pub memory_bytes: u64,
     /// It may be stopped for other tasks.
     pub preemptible: bool,
-    /// What it counts against GPU quotas, in thousandths, where that differs from its slices.
+    /// The amount that it counts against GPU quotas, in thousandths, where that differs from its slices.
     pub quota_milli: Option<u64>,
 }
 
@@ -276,7 +276,7 @@ pub struct TaskClaim {
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
     pub reason: Option<String>,
-    /// What it used, once it has ended.
+    /// Its measurements, once it has ended.
     pub measured: Measured,
 }
 

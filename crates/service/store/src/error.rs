@@ -47,7 +47,7 @@ pub enum StoreError {
         task: String,
         /// The project with the budget.
         project: String,
-        /// What it has used.
+        /// The amount that it has used.
         used: String,
     },
     /// A task or a model would have a longer document than there may be.
@@ -149,7 +149,7 @@ pub enum StoreError {
         task: String,
         /// The project.
         project: String,
-        /// `limit`, or `quota` for a task that can't be stopped for others.
+        /// `limit`, or `quota` for a task that cannot be stopped for others.
         rule: &'static str,
         /// Of what.
         resource: Resource,
@@ -172,7 +172,7 @@ pub enum StoreError {
         project: String,
         /// The pool.
         pool: String,
-        /// `limit`, or `quota` for a task that can't be stopped for others.
+        /// `limit`, or `quota` for a task that cannot be stopped for others.
         rule: &'static str,
         /// The limit or quota, in thousandths of a GPU.
         most: u64,
@@ -245,7 +245,7 @@ pub enum StoreError {
     /// A database that this build does not know.
     #[error("--database {0} is not supported")]
     Scheme(String),
-    /// A URL that can't be read.
+    /// A URL that cannot be read.
     #[error("--database: the URL cannot be read: {0}")]
     Address(String),
     /// It answers, and refuses the connection.
@@ -264,7 +264,7 @@ pub enum StoreError {
         /// Its version.
         version: i32,
     },
-    /// Texts of all languages can't be kept in it.
+    /// Texts of all languages cannot be kept in it.
     #[error("the database at {place} has the encoding {encoding}; UTF8 is needed")]
     Encoding {
         /// Its location.
@@ -291,7 +291,7 @@ pub enum StoreError {
         /// Rows of the new one.
         here: i64,
     },
-    /// The tables can't be brought up to date.
+    /// The tables cannot be brought up to date.
     #[error("database tables: {0}")]
     Migrate(sqlx::migrate::MigrateError),
     /// A newer program wrote the database.
@@ -310,7 +310,7 @@ pub enum StoreError {
     NoBackup {
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A record that is not what was written.
@@ -329,7 +329,7 @@ pub enum StorageFault {
     /// No room, or the quota is used up.
     #[error("the disk of the database is full")]
     Full,
-    /// It can't be read or written.
+    /// It cannot be read or written.
     #[error("the disk of the database fails")]
     Io,
     /// It must not be written.
@@ -381,7 +381,7 @@ fn shared(error: &std::io::Error) -> Option<&sqlx::Error> {
     error.get_ref()?.downcast_ref::<db::Shared>().map(|shared| &*shared.0)
 }
 
-/// Files don't fail like this.
+/// Files do not fail like this.
 const fn is_of_a_connection(kind: std::io::ErrorKind) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(

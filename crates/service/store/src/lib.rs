@@ -102,7 +102,7 @@ impl Store {
     /// Opens the database file, makes it if it does not exist, and brings its tables up to date.
     ///
     /// # Errors
-    /// If the file can't be opened or its tables are of a newer version.
+    /// If the file cannot be opened or its tables are of a newer version.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         Self::with(Kind::Sqlite, db::sqlite::open(path).await?).await
     }
@@ -150,7 +150,7 @@ impl Store {
     /// Writes something that is never read, to see whether anything can be written.
     ///
     /// # Errors
-    /// [`StoreError::Storage`] as long as it can't.
+    /// [`StoreError::Storage`] as long as it cannot.
     pub async fn probe(&self, now_us: i64) -> Result<(), StoreError> {
         const FILLER_BYTES: usize = 16 << 10;
         let mut write = self.write().await?;
@@ -183,13 +183,13 @@ impl Store {
         Ok(Write { tx: self.writers.begin_shared().await? })
     }
 
-    /// As [`Self::write_shared`], for a step of one task; on PostgreSQL without locks. If [`Self::is_to_repeat`] says so afterwards,
-    /// the step is repeated with them.
+    /// As [`Self::write_shared`], for a step of one task; on PostgreSQL without locks. If [`Self::is_to_repeat`] is
+    /// true afterwards, the step is repeated with them.
     async fn write_seen(&self) -> Result<Write, StoreError> {
         Ok(Write { tx: self.writers.begin_seen().await? })
     }
 
-    /// Somebody changed what a step had read, or it had to read more.
+    /// Another transaction changed a row that a step had read, or the step had to read more.
     fn is_to_repeat<T>(&self, done: &Result<T, StoreError>) -> bool {
         self.is_shared() && matches!(done, Err(StoreError::Storage { fault: StorageFault::Busy, .. }))
     }

@@ -23,7 +23,7 @@ pub(crate) fn json<T: DeserializeOwned>(row: &Row, column: &'static str) -> Resu
         .map_err(|source| StoreError::Corrupt { what: format!("column {column}"), source })
 }
 
-/// JSON for a column. All records consist of strings, numbers, lists and objects, so that this can't fail.
+/// JSON for a column. All records consist of strings, numbers, lists and objects, so that this cannot fail.
 pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value)
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
@@ -286,7 +286,7 @@ pub(crate) fn run(row: &Row) -> Result<RunRow, StoreError> {
     })
 }
 
-/// Tags as they are stored. What another version wrote in another form counts as none.
+/// Tags as they are stored. Tags that another version wrote in another form count as none.
 fn tags_of(text: &str) -> Vec<String> {
     serde_json::from_str(text).unwrap_or_default()
 }

@@ -26,7 +26,7 @@ async fn all_of_it_arrives() {
     old.take_next("q", None, 6).await.unwrap().unwrap();
     old.set_status("a", TaskStatus::InProgress, &at(7)).await.unwrap();
     old.move_in_queue("q", "c", |_, _| 0).await.unwrap();
-    // A program may print a NUL, which PostgreSQL's texts can't have.
+    // A program may print a NUL, which PostgreSQL's texts cannot have.
     let line =
         |n: i64| LogLine { task: "a".into(), timestamp_ms: n, msg: format!("{n}\0"), ..LogLine::default() };
     old.add_logs(&(0..1200).map(line).collect::<Vec<_>>(), 8).await.unwrap();

@@ -194,7 +194,8 @@ async fn no_task_is_lost_or_given_to_two() {
     check(&world, &stores[0], submitted).await;
 }
 
-/// Asks again while the answer is that the connection was lost: the last kill may have met one that nobody has used since.
+/// Asks again while the answer is that the connection was lost: the last kill may have closed a connection that was not
+/// used since.
 async fn read<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> T {
     let begin = Instant::now();
     loop {

@@ -169,7 +169,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A section inside a list: by itself, but with the same names to refer to.
+    /// A section inside a list: a separate object, which can refer to the same names.
     fn section(&mut self) -> Result<Value> {
         let outer = std::mem::take(&mut self.root);
         let read = self.fields(&mut Vec::new(), true);

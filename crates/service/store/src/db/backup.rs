@@ -33,7 +33,7 @@ async fn copy(from: &mut SqliteConnection, to: &Path) -> Result<(), StoreError> 
 /// Copies the database of a server, which may run, to a new file. At the end, no other file lies next to the copy.
 ///
 /// # Errors
-/// If one of both can't be opened, or the copy can't be written.
+/// If one of both cannot be opened, or the copy cannot be written.
 pub async fn copy_database(from: &Path, to: &Path) -> Result<(), StoreError> {
     let mut source = open(from).await?;
     copy(&mut source, to).await?;
@@ -52,7 +52,7 @@ pub async fn copy_database(from: &Path, to: &Path) -> Result<(), StoreError> {
 /// Puts a file into a copy, under a path of its own.
 ///
 /// # Errors
-/// If it can't be read, or the copy can't be written.
+/// If it cannot be read, or the copy cannot be written.
 pub async fn put_file(copied: &Path, path: &str, file: &Path) -> Result<(), StoreError> {
     let mut copied = open(copied).await?;
     let mut tx = copied.begin().await?;
@@ -107,7 +107,7 @@ pub async fn check(copied: &Path) -> Result<Contents, StoreError> {
 /// The paths of the files in a copy.
 ///
 /// # Errors
-/// If it can't be read.
+/// If it cannot be read.
 pub async fn files(copied: &Path) -> Result<Vec<String>, StoreError> {
     let mut source = open(copied).await?;
     Ok(sqlx::query_scalar("SELECT path FROM backup_files ORDER BY path").fetch_all(&mut source).await?)
@@ -116,7 +116,7 @@ pub async fn files(copied: &Path) -> Result<Vec<String>, StoreError> {
 /// Writes one of the files of a copy.
 ///
 /// # Errors
-/// If it can't be read or written.
+/// If it cannot be read or written.
 pub async fn take_file(copied: &Path, path: &str, to: &mut File) -> Result<(), StoreError> {
     let mut source = open(copied).await?;
     for piece in 0_i64.. {
@@ -132,7 +132,7 @@ pub async fn take_file(copied: &Path, path: &str, to: &mut File) -> Result<(), S
 /// Writes the database of a copy, without the files.
 ///
 /// # Errors
-/// If it can't be read or written.
+/// If it cannot be read or written.
 pub async fn take_database(copied: &Path, to: &Path) -> Result<(), StoreError> {
     let mut source = open(copied).await?;
     copy(&mut source, to).await?;

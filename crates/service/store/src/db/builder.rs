@@ -49,7 +49,7 @@ impl Sql {
 
     /// `part` is a text of this crate, never input.
     pub(crate) fn push(&mut self, part: impl Display) -> &mut Self {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = write!(self.text, "{part}");
         self
     }

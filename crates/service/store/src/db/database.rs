@@ -23,7 +23,7 @@ impl Database {
     ///
     /// # Errors
     /// [`StoreError::Storage`] if it is away; it may come back. [`StoreError::Refused`], [`StoreError::TooOld`],
-    /// [`StoreError::Encoding`], [`StoreError::Standby`] if it can't be used as it is.
+    /// [`StoreError::Encoding`], [`StoreError::Standby`] if it cannot be used as it is.
     pub async fn check(&self) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(_) => Ok(()),

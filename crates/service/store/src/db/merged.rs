@@ -1,8 +1,9 @@
 //! A transaction on PostgreSQL.
 //!
-//! Each statement is a way to the server and back. So statements whose answers nobody needs wait here, and go there as one
-//! statement, before the next one or the commit. The parts of such a statement see the tables as they were before all of it,
-//! and only one of them may change a row. So no two that go together change the same table, and none of them reads.
+//! Each statement is a way to the server and back. So statements whose answers are not needed wait here, and go there
+//! as one statement, before the next one or the commit. The parts of such a statement see the tables as they were
+//! before all of it, and only one of them may change a row. So no two that go together change the same table, and none
+//! of them reads.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -51,7 +51,7 @@ pub(crate) enum Pool {
     Postgres(PgPool),
 }
 
-/// What writes to one of them.
+/// The writers of one of them.
 #[derive(Clone, Debug)]
 pub(crate) enum Writers {
     Sqlite(Writer),
@@ -84,8 +84,8 @@ impl Writers {
         }
     }
 
-    /// Connections for a statement that writes, and is a transaction by itself; `None`: SQLite can't write in the middle of a
-    /// statement that reads.
+    /// Connections for a statement that writes, and is a transaction by itself; `None`: SQLite cannot write in the
+    /// middle of a statement that reads.
     pub(crate) fn at_once(&self) -> Option<Pool> {
         match self {
             Self::Sqlite(_) => None,
@@ -171,7 +171,7 @@ impl Tx {
         }
     }
 
-    /// Takes back what it wrote. What it read is on disk afterwards.
+    /// Takes back what it wrote. Data that it read is on disk afterwards.
     pub(crate) async fn give_up(self) -> Result<(), sqlx::Error> {
         match self {
             Self::Writing(writing) => writing.give_up().await,

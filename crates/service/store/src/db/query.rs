@@ -244,7 +244,7 @@ impl<O> Query<O> {
         self
     }
 
-    /// PostgreSQL lets nobody delete the rows or change their keys during this transaction.
+    /// PostgreSQL lets no other transaction delete the rows or change their keys during this one.
     pub(crate) const fn for_share(mut self) -> Self {
         self.lock = " FOR KEY SHARE";
         self
@@ -384,7 +384,7 @@ pub(super) fn numbered(text: &str) -> String {
     let mut numbered = String::with_capacity(text.len() * 2);
     for (n, part) in text.split('?').enumerate() {
         if n > 0 {
-            // Writing to a string can't fail.
+            // Writing to a string cannot fail.
             let _ = write!(numbered, "${n}");
         }
         numbered.push_str(part);

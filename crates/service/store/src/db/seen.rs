@@ -1,8 +1,9 @@
 //! A step of one task on PostgreSQL without a lock: it reads the task's row, decides, and writes all with one statement, which is
-//! a transaction by itself. The statement fails if somebody has changed the row since. Then, or if the step has to read more,
-//! it is repeated in a transaction that locks the row.
+//! a transaction by itself. The statement fails if another transaction has changed the row since. Then, or if the step
+//! has to read more, it is repeated in a transaction that locks the row.
 //!
-//! In most steps nobody interferes, and three ways to the server and back are saved: `BEGIN`, the lock and `COMMIT`.
+//! In most steps no other transaction interferes, and three ways to the server and back are saved: `BEGIN`, the lock
+//! and `COMMIT`.
 
 use std::borrow::Cow;
 use std::io;

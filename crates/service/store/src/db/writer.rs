@@ -1,9 +1,9 @@
 //! The one writer of a SQLite file.
 //!
 //! sqlx runs SQLite's statements on a thread of their own, and to hand a statement to it and to get the answer costs as much as
-//! most statements do. So a statement whose answer nobody needs waits here, and goes to the thread together with the next one
-//! or with the commit. For the same reason there is no pool: it asks the thread whether the connection is well before and after
-//! each use.
+//! most statements do. So a statement whose answer is not needed waits here, and goes to the thread together with the
+//! next one or with the commit. For the same reason there is no pool: it asks the thread whether the connection is well
+//! before and after each use.
 //!
 //! A commit waits for the disk. While others wait to write, a transaction that ends is not committed at once. The next one
 //! continues in the same transaction of the database, behind a savepoint. The first of them that gets its turn again commits
@@ -21,7 +21,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use super::Shared;
 use super::query::Statement;
 
-/// What a transaction must survive.
+/// The failure that a transaction must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlives {
     /// The machine's power: it is on disk when the commit returns.
@@ -38,8 +38,8 @@ type Outcome = Result<(), Arc<sqlx::Error>>;
 struct Connections {
     durable: Option<SqliteConnection>,
     bulk: Option<SqliteConnection>,
-    /// Transactions that have ended and are not committed. While nobody holds the connections, the database's transaction is
-    /// open if there are any.
+    /// Transactions that have ended and are not committed. While no caller holds the connections, the database's
+    /// transaction is open if there are any.
     group: Option<watch::Sender<Option<Outcome>>>,
 }
 
@@ -174,7 +174,7 @@ impl Writer {
         outcome.map_err(|error| Shared::of(&error))
     }
 
-    /// What was written is in the file itself afterwards.
+    /// Everything that was written is in the file itself afterwards.
     pub(crate) async fn close(&self) {
         let mut connections = self.turn(false).await;
         for connection in [connections.bulk.take(), connections.durable.take()].into_iter().flatten() {
@@ -208,7 +208,7 @@ impl Writing {
         self.waiting.push(statement);
     }
 
-    /// What waits, and `last` after it, as one text.
+    /// The waiting statements, and `last` after them, as one text.
     pub(crate) fn with_waiting(&mut self, last: Statement) -> Statement {
         self.has_begun = true;
         if self.waiting.is_empty() {

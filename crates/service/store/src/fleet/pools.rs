@@ -171,7 +171,7 @@ impl PoolMap {
         let mut models = BTreeMap::new();
         for node in &query(select!(nodes, "ORDER BY node")).fetch_all(tx).await? {
             let (name, report): (String, String) = (node.try_get("node")?, node.try_get("report")?);
-            // A report of another version that can't be read counts as none, as everywhere.
+            // A report of another version that cannot be read counts as none, as everywhere.
             let Ok(GpuReport { gpus }) = serde_json::from_str(&report) else { continue };
             models.extend(gpus.into_iter().map(|gpu| ((name.clone(), gpu.uuid), gpu.model)));
         }
@@ -236,7 +236,8 @@ impl PoolMap {
         Ok(())
     }
 
-    /// By pool, the holdings of the tasks of a project and those below it, without `but`; and the part that can't be reclaimed.
+    /// By pool, the holdings of the tasks of a project and those below it, without `but`; and the part that cannot be
+    /// reclaimed.
     async fn held_by(
         &self,
         tx: &mut Tx,

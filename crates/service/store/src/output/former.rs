@@ -1,5 +1,6 @@
-//! The output of former runs. A task's own output is that of its newest run: it is what ClearML's clients ask for. What an earlier run
-//! reported is kept under a name of its own in the same tables, from the moment the next run starts or the task is reset.
+//! The output of former runs. A task's own output is that of its newest run: it is what ClearML's clients ask for. The
+//! output of an earlier run is kept under a name of its own in the same tables, from the moment the next run starts or
+//! the task is reset.
 
 use crate::db::{Tx, query, query_scalar};
 use crate::{Store, StoreError};
@@ -45,8 +46,9 @@ fn known_in(table: &str) -> String {
     format!("SELECT task FROM {table} WHERE task = $1 LIMIT 1")
 }
 
-/// Puts a task's output aside as that of its newest run before `next` that an agent started. Whether there is such a run; what a
-/// program reports that nobody took from a queue stays where it is, because it may go on with it.
+/// Puts a task's output aside as that of its newest run before `next` that an agent started. Returns whether there is
+/// such a run. The output of a program that no agent took from a queue stays where it is, because the program may
+/// continue it.
 pub(crate) async fn put_aside(tx: &mut Tx, task: &str, next: i64) -> Result<bool, StoreError> {
     let newest: Option<i64> = query_scalar(
         "SELECT MAX(run) FROM runs WHERE task = $1 AND run < $2 AND started_us IS NOT NULL AND taken_us IS NOT NULL",

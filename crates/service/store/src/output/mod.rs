@@ -1,4 +1,4 @@
-//! What tasks print, measure and make.
+//! The output of tasks: console, metrics and artifacts.
 
 pub(crate) mod batches;
 pub(crate) mod charts;

@@ -10,7 +10,7 @@ pub struct AuditRow {
     pub id: i64,
     /// When, in microseconds since 1970.
     pub time_us: i64,
-    /// Id of the user; empty if nobody knows.
+    /// Id of the user; empty if unknown.
     pub user_id: String,
     /// The user's name then.
     pub user_name: String,

@@ -18,7 +18,7 @@ pub struct BudgetRow {
     pub budget: Budget,
     /// The month in UTC that was counted last, like `2026-11`; empty: none yet.
     pub month: String,
-    /// What was used in it, in seconds of a whole GPU.
+    /// The time that was used in it, in seconds of a whole GPU.
     pub used_seconds: u64,
     /// The highest part that an event of this month has reported, in percent.
     reported_percent: u64,
@@ -59,7 +59,7 @@ impl Store {
         query(select!(budgets, "ORDER BY project")).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
-    /// Sets the budget of a project (by its name), or removes it. What was used in this month counts.
+    /// Sets the budget of a project (by its name), or removes it. Use in this month counts.
     ///
     /// # Errors
     /// [`StoreError::NoProject`].
@@ -231,7 +231,7 @@ fn read(row: &Row) -> Result<BudgetRow, StoreError> {
         budget: Budget {
             gpu_seconds: number("gpu_seconds")?,
             warn_percent: u32::try_from(number("warn_percent")?).unwrap_or(100),
-            // What a newer version does is not known here: nothing is kept back.
+            // The actions of a newer version are not known here: nothing is kept back.
             at_full: at_full.parse().unwrap_or_default(),
         },
         month: row.try_get("month")?,

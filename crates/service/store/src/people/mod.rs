@@ -1,4 +1,4 @@
-//! People and projects: who may do what, how much a project may have, and what is told to whom.
+//! People and projects: rights, the limits of projects, and the notices for users.
 
 pub(crate) mod audit;
 pub(crate) mod budgets;

@@ -25,7 +25,7 @@ pub struct ReceiverRow {
     pub address: String,
     /// The key of signatures.
     pub secret: Option<String>,
-    /// What it gets, with commas.
+    /// The events that it gets, with commas.
     pub happens: String,
     /// It gets notices of all tasks of its user, not only of those that name it.
     pub always: bool,
@@ -40,13 +40,13 @@ pub struct NoticeRow {
     pub owner: String,
     /// Name of the receiver.
     pub receiver: String,
-    /// What is to be sent, as JSON.
+    /// The notice to send, as JSON.
     pub body: String,
     /// When it was made, in microseconds since 1970.
     pub created_us: i64,
 }
 
-/// What became of the notices for a receiver.
+/// The state of the notices for a receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverState {
     /// Id of its user.
@@ -147,7 +147,7 @@ impl Store {
         Ok(done > 0)
     }
 
-    /// The event up to which notices were made. At the first time, it is the newest one: nobody is notified of the past.
+    /// The event up to which notices were made. At the first time, it is the newest one: past events are not notified.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -276,7 +276,7 @@ impl Store {
         Ok(old)
     }
 
-    /// What became of the notices for each receiver that has some, or had.
+    /// The state of the notices for each receiver that has some, or had.
     ///
     /// # Errors
     /// Only if the database fails.

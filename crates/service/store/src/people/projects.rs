@@ -117,7 +117,7 @@ impl Store {
     }
 }
 
-/// Nobody has a role in the project of this name any more.
+/// Removes all roles in the project of this name.
 async fn take_roles_away(tx: &mut Tx, project: &str) -> Result<(), StoreError> {
     query("DELETE FROM user_grants WHERE project = $1").bind(project).execute(&mut *tx).await?;
     changed(tx).await

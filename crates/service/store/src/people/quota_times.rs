@@ -32,8 +32,8 @@ impl Store {
         rows.bind(from_us).bind(to_us).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
-    /// Records what projects are guaranteed now, where no row says so: quotas from before there were such rows, and projects that
-    /// were deleted. Costs no write if nothing differs.
+    /// Records what projects are guaranteed now, where no row has that: quotas from before there were such rows, and
+    /// projects that were deleted. Costs no write if nothing differs.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -70,7 +70,8 @@ fn read(row: &Row) -> Result<QuotaTime, StoreError> {
     })
 }
 
-/// What a project is guaranteed of GPUs; nothing without a quota. A quota of all GPUs is more than there are.
+/// The amount of GPUs that a project is guaranteed; nothing without a quota. A quota of all GPUs is more than there
+/// are.
 fn deserved(project: &ProjectRow) -> u64 {
     let of = |quota: &cantle_model::ProjectQuota| quota.quotas()[0].deserved.unwrap_or(u64::MAX >> 1);
     project.quota.as_ref().map_or(0, of)

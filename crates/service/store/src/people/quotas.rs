@@ -178,7 +178,7 @@ async fn check_one(
     for (at, (resource, quota)) in RESOURCES.into_iter().zip(quota.quotas()).enumerate() {
         let rules = [
             ("limit", quota.limit, held),
-            // Capacity that can't be reclaimed must not be lent.
+            // Capacity that cannot be reclaimed must not be lent.
             ("quota", quota.deserved.filter(|_| !claim.terms.preemptible), for_good),
         ];
         for (rule, most, held) in rules {
@@ -192,7 +192,7 @@ async fn check_one(
     Ok(())
 }
 
-/// The holdings of the tasks of a project and those below it, without `but`; and the part that can't be reclaimed.
+/// The holdings of the tasks of a project and those below it, without `but`; and the part that cannot be reclaimed.
 async fn held_by(tx: &mut Tx, project: &str, but: &str) -> Result<(Amounts, Amounts), StoreError> {
     let sql = concat!(
         "SELECT tasks.preemptible AS preemptible, CAST(SUM(milli) AS BIGINT) AS milli, \

@@ -38,7 +38,7 @@ impl Store {
     pub async fn queue_preempts(&self) -> Result<BTreeMap<String, Preempt>, StoreError> {
         let rows: Vec<(String, String)> =
             query_as("SELECT queue, preempt FROM queue_preempts").fetch_all(&self.readers).await?;
-        // What an administrator wrote into the database by hand and is no list, is none.
+        // A value that an administrator wrote into the database by hand and that is no list, is ignored.
         Ok(rows.into_iter().filter_map(|(queue, preempt)| Some((queue, preempt.parse().ok()?))).collect())
     }
 
@@ -104,7 +104,7 @@ impl Store {
     }
 
     /// An evicted task cannot be suspended, so it has to stop: it gets the message of `change`. Nothing happens if this lease does not hold it,
-    /// or it makes room for nobody.
+    /// or the task does not make room for another one.
     ///
     /// # Errors
     /// [`StoreError::NoTask`].

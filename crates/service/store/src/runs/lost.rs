@@ -1,5 +1,5 @@
-//! Handles nodes that are gone for good. A node can agree to end a run by itself at a given time (its *fence*). After that
-//! time the task is given to another node, because the run has certainly ended.
+//! Handles nodes that are gone for good. A node can agree to end a run without the server at a given time (its
+//! *fence*). After that time the task is given to another node, because the run has certainly ended.
 
 use std::collections::BTreeMap;
 

@@ -57,7 +57,8 @@ pub struct RunRow {
     pub lease: Option<String>,
     /// Its slices; if they changed, the last ones.
     pub slices: Vec<Slice>,
-    /// What it held from when on, in order, if that changed while it lasted; empty if not. The first one is from its beginning.
+    /// The amounts that it held, each with the time of the change, in order, if they changed while it lasted; empty if
+    /// not. The first one is from its beginning.
     pub changes: Vec<HeldFrom>,
     /// How the process ended.
     pub exit_code: Option<i64>,
@@ -69,11 +70,11 @@ pub struct RunRow {
     pub tags: Vec<String>,
     /// Whether it could be stopped for other tasks; `None` before an agent has claimed it.
     pub preemptible: Option<bool>,
-    /// What it used, if its agent reported that.
+    /// Its measurements, if its agent reported them.
     pub measured: Measured,
 }
 
-/// What a run held from a time on.
+/// The amount that a run held from a time on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldFrom {
     /// In microseconds since 1970.
@@ -83,7 +84,7 @@ pub struct HeldFrom {
 }
 
 impl RunRow {
-    /// What the run held between these times, in order: from, to, and the slices of that time.
+    /// The amounts that the run held between these times, in order: from, to, and the slices of that time.
     pub fn parts(&self, from_us: i64, to_us: i64) -> impl Iterator<Item = (i64, i64, &[Slice])> {
         let whole = self.changes.is_empty().then_some((from_us, to_us, self.slices.as_slice()));
         let changed = self.changes.iter().enumerate().map(move |(index, held)| {
@@ -165,7 +166,7 @@ impl Store {
             .await?;
         note_slices(&mut write.tx, &old, slices, now_us).await?;
         if old.is_out() {
-            // It is back, and makes room for nobody any more.
+            // It is back, and does not make room for another task any more.
             let done = query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task);
             done.execute(&mut write.tx).await?;
         }
@@ -211,7 +212,7 @@ async fn note_slices(tx: &mut Tx, old: &TaskRow, slices: &[Slice], now_us: i64) 
 }
 
 impl Store {
-    /// Runs of this user that have ended are nobody's from now on. Returns their number, and that of those that last.
+    /// Runs of this user that have ended have no owner from now on. Returns their number, and that of those that last.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -245,8 +246,8 @@ pub(crate) async fn fence(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Resu
     refuse(tx, task, run, over).await
 }
 
-/// As [`fence`], for a report that the run begins: one that has ended can't. Somebody stopped the task after its agent had
-/// taken it.
+/// As [`fence`], for a report that the run begins: one that has ended cannot. A user stopped the task after its agent
+/// had taken it.
 pub(crate) async fn fence_beginning(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
     let over = "SELECT run FROM runs WHERE task = $1 AND run = $2 AND outcome IS NOT NULL";
     refuse(tx, task, run, over).await

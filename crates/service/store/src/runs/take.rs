@@ -78,7 +78,7 @@ impl Takers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first task of a queue that nobody keeps.
+    /// The first task of a queue that no other transaction has locked.
     async fn take(self: &Arc<Self>, pool: &Pool, queue: &str, now_us: i64) -> Answer {
         let (answer, result) = oneshot::channel();
         if self.wait(queue, Caller { now_us, answer }) {
@@ -89,7 +89,7 @@ impl Takers {
         result.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
 
-    /// Lets a caller wait; whether it is the first one, so that nobody serves it yet.
+    /// Lets a caller wait; returns whether it is the first one, so that no task serves the queue yet.
     fn wait(&self, queue: &str, caller: Caller) -> bool {
         let mut queues = self.lock();
         let is_first = !queues.contains_key(queue);
@@ -98,7 +98,7 @@ impl Takers {
     }
 }
 
-/// Serves the callers at a queue until nobody waits.
+/// Serves the callers at a queue until none waits.
 struct Serving {
     takers: Arc<Takers>,
     pool: Pool,
@@ -164,7 +164,7 @@ impl Drop for Serving {
     }
 }
 
-/// Gives a task to the first caller that is still there. If nobody is, [`Store::reclaim`] puts the task back.
+/// Gives a task to the first caller that is still there. If none is, [`Store::reclaim`] puts the task back.
 fn hand_out(callers: &mut VecDeque<Caller>, taken: Taken) {
     let mut answer = Ok(Ok(taken));
     while let Some(caller) = callers.pop_front() {
@@ -175,8 +175,8 @@ fn hand_out(callers: &mut VecDeque<Caller>, taken: Taken) {
     }
 }
 
-/// Takes the first tasks that nobody keeps out of a queue, at most `count`, and begins their runs, with one statement: it is the
-/// transaction, too.
+/// Takes the first tasks that no other transaction has locked out of a queue, at most `count`, and begins their runs,
+/// with one statement: it is the transaction, too.
 async fn take_first(
     pool: &Pool,
     queue: &str,

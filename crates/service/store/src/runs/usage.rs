@@ -1,4 +1,4 @@
-//! What projects have used of the GPUs, decayed up to when it was last counted.
+//! The GPU time that projects have used, decayed up to the last count.
 
 use crate::data::ProjectUse;
 use crate::db::{Row, query};

@@ -1,5 +1,5 @@
-//! What reports need of days that are over, in place of their runs. Any change of a day takes its row away (triggers of the migration), so a
-//! row says what the records say.
+//! Sums that reports need of days that are over, in place of their runs. Any change of a day takes its row away
+//! (triggers of the migration), so a row agrees with the records.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub const DAY_US: i64 = 86_400_000_000;
 pub struct UsageDay {
     /// Days since 1970.
     pub day: i64,
-    /// What runs had of the GPUs.
+    /// The GPU time that runs had.
     pub part: Vec<u8>,
     /// The tasks of these runs, if they were asked for.
     pub tasks: Option<Vec<u8>>,

@@ -1,5 +1,6 @@
-//! Tasks that wait for the end of others. Such a task is queued and stands in no queue, so that no agent takes it, ClearML's own
-//! neither. When what it waits for has happened, it enters its queue; when that can never happen, it is stopped.
+//! Tasks that wait for the end of others. Such a task is queued, but is in no queue, so that no agent takes it,
+//! ClearML's own neither. When what it waits for has happened, it enters its queue; when that can never happen, it is
+//! stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +51,7 @@ impl AfterRow {
     }
 }
 
-/// What became of a task that waited for others.
+/// The result for a task that waited for others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
     /// It entered this queue.
@@ -74,7 +75,7 @@ fn after(row: &Row) -> Result<AfterRow, StoreError> {
 }
 
 impl Store {
-    /// What the queued tasks wait for that wait for others, by task.
+    /// The tasks that each waiting queued task waits for, by task.
     ///
     /// # Errors
     /// Only if the database fails.

@@ -1,5 +1,6 @@
-//! Arrays: one task from which many are made, one for each index. The array is queued and stands in no queue, so that no agent takes
-//! it. A few of its tasks wait at a time; they are tasks like any other. When all have ended, the array ends.
+//! Arrays: one task from which many are made, one for each index. The array is queued, but is in no queue, so that no
+//! agent takes it. A few of its tasks wait at a time; they are tasks like any other. When all have ended, the array
+//! ends.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ use crate::data::{Change, TaskRow};
 use crate::db::{Row, Sql, Tx, query, query_as, query_scalar};
 use crate::{Store, StoreError, Write, row};
 
-/// How many tasks of one array stand in a queue at a time. It bounds the queue, whatever the size of the array, and is more than a
-/// fleet starts between two steps.
+/// The number of tasks of one array that are in a queue at a time. It bounds the queue, whatever the size of the array,
+/// and is more than a fleet starts between two steps.
 const WAITING: usize = 64;
 
 /// How far an array is.
@@ -88,7 +89,7 @@ fn few(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// What became of an array in one step.
+/// The state of an array after one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayStep {
     /// The array.
@@ -291,7 +292,8 @@ impl Store {
     }
 }
 
-/// A row of `arrays`: the task, its indices, and how many tasks were made. What an administrator wrote by hand and is no array has one.
+/// A row of `arrays`: the task, its indices, and how many tasks were made. A row that an administrator wrote by hand
+/// and that is no array has one index.
 fn array(row: &Row) -> Result<(String, ArraySpec, u32), StoreError> {
     let spec: &str = row.try_get("spec")?;
     let spec = spec.parse().or_else(|_| "0".parse()).map_err(|_| StoreError::NoTask(spec.to_owned()))?;

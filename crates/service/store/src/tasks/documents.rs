@@ -22,11 +22,11 @@ const OF_USER_BYTES: u64 = 4 << 30;
 /// For how long a sum is carried on before it is made from the tables again.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// What users have kept, and the limit.
+/// The sizes of the documents that users have kept, and the limit.
 #[derive(Debug)]
 pub(crate) struct Documents {
     most: u64,
-    /// The sums, and when they were made. What was added since is in them, what was removed is not.
+    /// The sums, and when they were made. Documents that were added since are in them, those that were removed are not.
     sums: Mutex<BTreeMap<String, (u64, Instant)>>,
 }
 
@@ -64,7 +64,7 @@ impl Store {
     }
 
     /// The text of a document that is about to be written, if it is not too long and its owner has room for it. `tags` are the
-    /// bytes of the tags beside it.
+    /// bytes of the tags next to it.
     pub(crate) async fn document(
         &self,
         tx: &mut Tx,

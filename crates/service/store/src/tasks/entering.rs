@@ -1,4 +1,4 @@
-//! What is read of a task that is about to enter a queue.
+//! The data that is read of a task that is about to enter a queue.
 
 use super::record::load;
 use crate::data::TaskRow;

@@ -13,8 +13,8 @@ use crate::people::secrets::give;
 use crate::{Store, StoreError, row, runs};
 
 impl Store {
-    /// Back to a draft. What an agent's run reported is kept as that of a former run, other output is deleted.
-    /// `forget` removes what else of `doc` is to go.
+    /// Back to a draft. The output that an agent's run reported is kept as that of a former run, other output is
+    /// deleted. `forget` removes what else of `doc` is to go.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.

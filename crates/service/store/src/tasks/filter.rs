@@ -41,7 +41,7 @@ pub struct TaskFilter {
     pub offset: i64,
     /// Only the tasks of this array.
     pub array: Option<String>,
-    /// Leave out the tasks of arrays that do not run: the array stands for them.
+    /// Leave out the tasks of arrays that do not run: the array represents them.
     pub is_folded: bool,
     /// Of one of these users.
     pub owners: Vec<String>,

@@ -10,7 +10,7 @@ use crate::db::{Row, Sql, query};
 use crate::output::models::ModelRow;
 use crate::{Scope, Store, StoreError, row};
 
-/// A task or a model, and whose it is.
+/// A task or a model, with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// Its id.
@@ -27,7 +27,7 @@ pub struct Owned {
     pub held_by: Option<String>,
 }
 
-/// A task with its parameters, and whose it is.
+/// A task with its parameters and its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WithParams {
     /// Its id.
@@ -54,7 +54,7 @@ pub struct LeaseHolder {
 }
 
 impl Store {
-    /// The lease that holds a task, or held it last; `None`: nobody does, or there is no such task.
+    /// The lease that holds a task, or held it last; `None`: no lease ever did, or there is no such task.
     ///
     /// # Errors
     /// Only if the database fails.

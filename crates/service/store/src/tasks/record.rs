@@ -31,7 +31,7 @@ pub struct NewTask {
     pub tags: Vec<String>,
     /// System tags.
     pub system_tags: Vec<String>,
-    /// What it asks for when it enters a queue.
+    /// Its requests when it enters a queue.
     pub wishes: Wishes,
     /// Everything else.
     pub doc: Map<String, Value>,

@@ -1,5 +1,5 @@
-//! What a task asks for when it enters a queue, apart from its size: how long it may run, which tasks end before, and whether many
-//! are to be made of it.
+//! The requests of a task that enters a queue, apart from its size: how long it may run, which tasks end before, and
+//! whether many are to be made of it.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub struct QueueTimes {
     pub default: Option<TimeLimit>,
 }
 
-/// A column of seconds. What an administrator wrote into the database by hand and is no limit, is none.
+/// A column of seconds. A value that an administrator wrote into the database by hand and that is no limit, is ignored.
 pub(crate) fn limit(seconds: Option<i64>) -> Option<TimeLimit> {
     TimeLimit::of_seconds(u64::try_from(seconds?).ok()?)
 }

@@ -46,7 +46,7 @@ async fn a_user_has_a_limit_of_large_documents_together() {
     store.create_task(&task("t12", "bob", 100), 1).await.unwrap();
     let grown = store.update_task_doc("t11", 2, |old| old.extend(doc(100))).await;
     assert!(matches!(grown, Err(StoreError::ManyDocuments { .. })), "{grown:?}");
-    // What was deleted makes room, and what did not go in takes none.
+    // A deleted document makes room, and one that was refused takes none.
     store.delete_task("t0", &super::at(3)).await.unwrap();
     store.create_task(&task("t13", "ann", 100), 4).await.unwrap();
     assert!(store.create_task(&task("t14", "ann", 100), 4).await.is_err());

@@ -66,7 +66,7 @@ async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
 async fn the_evicted_go_to_the_front_once_and_keep_their_history() {
     let (f, victim) = contended().await;
     f.store.evict("n", &[victim], 0, &at(10)).await.unwrap();
-    // The program was killed by the signal, or said so itself: both are no end.
+    // The program was killed by the signal, or reported the signal itself: both are no end.
     f.store.set_status("victim", TaskStatus::Stopped, &at(11)).await.unwrap();
     let change = Change { reason: "reclaimed".into(), ..at(12) };
     assert!(!f.store.give_back("victim", "former", &change).await.unwrap(), "another run");

@@ -132,7 +132,7 @@ async fn a_run_that_was_given_up_cannot_put_itself_back() {
     assert_eq!(store.queue("q").await.unwrap().entries.len(), 1, "its own agent may");
 }
 
-/// Between the moment when an agent takes a task and the one when it starts it, somebody stops the task.
+/// Between the moment when an agent takes a task and the one when it starts it, a user stops the task.
 #[tokio::test]
 async fn a_task_that_was_stopped_after_it_was_taken_does_not_start() {
     for is_claimed in [false, true] {

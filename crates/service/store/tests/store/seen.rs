@@ -14,7 +14,7 @@ fn at(now_us: i64) -> Change {
     Change { now_us, ..Change::default() }
 }
 
-/// A store with a queue and a draft, and a transaction of somebody else's that has run this statement.
+/// A store with a queue and a draft, and another caller's transaction that has run this statement.
 async fn meanwhile(
     statement: &'static str,
     status: TaskStatus,
@@ -34,7 +34,7 @@ async fn meanwhile(
     Some((store, other, fresh))
 }
 
-/// Commits when somebody waits for a row of it.
+/// Commits when another transaction waits for a row of it.
 async fn commit(mut other: PgConnection) {
     let waits = "SELECT COUNT(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))";
     for _ in 0..1000 {

@@ -59,7 +59,7 @@ async fn callers_that_go_away_take_nothing_from_the_others() {
     while let Some(answer) = left.join_next().await {
         found.extend(answer.unwrap().unwrap().map(|taken| taken.task));
     }
-    // What was taken for a caller that was gone by then comes back.
+    // A task that was taken for a caller that was gone by then comes back.
     store.reclaim(4, 5).await.unwrap();
     let (mut again, mut runs) = (0, 0);
     while let Some(taken) = store.take_next("q", None, 6).await.unwrap() {

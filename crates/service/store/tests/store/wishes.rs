@@ -109,7 +109,7 @@ async fn a_task_waits_for_all_and_a_deleted_one_ends_the_wait() {
     let why = "after any:b, which was deleted".to_owned();
     assert_eq!(store.settle_after(6 * S).await.unwrap(), [("both".into(), Settled::Stopped(why.clone()))]);
     assert_eq!(store.task("both").await.unwrap().status_reason, why);
-    // Who waits for it in turn is told, too.
+    // A task that waits for it in turn is stopped, too.
     submit(&store, "x", Vec::new()).await;
     submit(&store, "y", vec![after(Ending::Ok, "x")]).await;
     submit(&store, "z", vec![after(Ending::Ok, "y")]).await;

@@ -148,7 +148,7 @@ async fn a_group_is_committed_though_its_callers_have_gone() {
     }
     ends.abort();
     others.abort_all();
-    // It needs the database for itself, and waits for nobody who has gone.
+    // This insert needs the database exclusively, and does not wait for a caller that is gone.
     insert(writer.clone(), Outlives::Crash, ROWS[2]).await.unwrap();
     assert!(count(&writer).await >= 2);
     insert(writer.clone(), Outlives::Power, ROWS[3]).await.unwrap();
