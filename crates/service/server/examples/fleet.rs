@@ -28,7 +28,7 @@ const AGENTS: usize = 50;
 const PER_SECOND: u64 = 500;
 const FLOOR: Duration = Duration::from_secs(3);
 
-/// What SPECIFICATION.md promises, per second and in milliseconds. SQLite: the part of its own floor.
+/// The promises of SPECIFICATION.md, per second and in milliseconds. SQLite: the part of its own floor.
 const ONE_BY_ONE: f64 = 1000.0;
 const BATCHED: f64 = 5000.0;
 const PICKUP_MS: f64 = 25.0;
@@ -171,7 +171,8 @@ async fn in_batches(client: &Arc<Client>, queue: &Value, cycles: usize) -> Resul
         let (client, queue, part) = (Arc::clone(client), queue.clone(), part.to_vec());
         callers.spawn(async move {
             client.call_value("tasks.enqueue_many", &json!({"ids": part, "queue": queue})).await?;
-            // As many as it queued, of anybody's. While others take tasks, one call may get fewer than there are.
+            // Takes as many tasks as it queued, of any caller. While others take tasks, one call may get fewer than
+            // there are.
             let mut left = part.len();
             while left > 0 {
                 let take = json!({"queue": queue, "count": left});

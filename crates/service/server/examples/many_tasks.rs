@@ -26,7 +26,7 @@ const ASKED: usize = 200;
 const BESIDE: usize = 16;
 /// Calls of `get_next_task` in parallel to them.
 const TAKEN: usize = 400;
-/// What SPECIFICATION.md promises, up to this many tasks and beyond.
+/// The promises of SPECIFICATION.md, up to this many tasks and beyond.
 const SMALL: usize = 100_000;
 const PROMISED: Promise = Promise { list_ms: 50.0, next_ms: 10.0, memory_kib: 100 << 10 };
 const PROMISED_BEYOND: Promise = Promise { list_ms: 100.0, ..PROMISED };

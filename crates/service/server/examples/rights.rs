@@ -24,7 +24,7 @@ const PAGES: usize = 200;
 const CLAIMS: usize = 200;
 /// Roles of everybody count for each caller.
 const SHARED: usize = 20;
-/// What SPECIFICATION.md promises.
+/// The promises of SPECIFICATION.md.
 const PAGE_MS: f64 = 1.0;
 const CLAIM_PERCENT: f64 = 5.0;
 

@@ -23,7 +23,7 @@ const ASKED: usize = 5;
 /// Rows of a statement.
 const ROWS: usize = 500;
 const PROJECTS: usize = 50;
-/// What SPECIFICATION.md promises of a report of the year, and of one of a month.
+/// The promises of SPECIFICATION.md for a report of the year, and for one of a month.
 const YEAR_MS: f64 = 1000.0;
 const MONTH_MS: f64 = 300.0;
 

@@ -128,8 +128,9 @@ async fn close_to_sdk(request: extract::Request, next: middleware::Next) -> Resp
     response
 }
 
-/// What each answer tells a browser about itself, unless it says something else as pages of the UI do: it is no page, it may not be guessed to be
-/// one, and no other site may show it. With TLS: there is no other way to this server.
+/// The headers by which each answer describes itself to a browser, unless it sets others as pages of the UI do: it is
+/// no page, it may not be guessed to be one, and no other site may show it. With TLS: there is no other way to this
+/// server.
 async fn protect(State(app): State<Arc<App>>, request: extract::Request, next: middleware::Next) -> Response {
     const HEADERS: [(HeaderName, &str); 3] = [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -216,7 +217,7 @@ async fn dispatch(
     done
 }
 
-/// Does what a known caller asks for, if it may, and records it if the table says so.
+/// Does what a known caller asks for, if it may, and records the call if the table requires that.
 async fn act(
     api: &Api,
     call: &Call,
@@ -232,7 +233,8 @@ async fn act(
             let mut body = object(body)?;
             api.service.strip(endpoint, &mut body);
             texts_are_short(&body)?;
-            // This one asks by itself, as that for many events does: an unknown task is a bad event there, not a bad call.
+            // This call checks the rights itself, as the call for many events does: an unknown task is a bad event
+            // there, not a bad call.
             if endpoint != "events.add" {
                 caller.passed = rights::check(call, rule, &body).await?;
             }

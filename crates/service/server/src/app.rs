@@ -113,7 +113,7 @@ pub(crate) struct Call {
     pub(crate) who: Arc<Principal>,
     /// The store, as far as this caller may use it.
     pub(crate) store: Records,
-    /// What the table of rights has let through.
+    /// Objects that the table of rights has let through.
     pub(crate) passed: Passed,
 }
 

@@ -28,7 +28,7 @@ pub struct BackupContents {
 /// there.
 ///
 /// # Errors
-/// If there is no server's state, the file exists, or something can't be read or written.
+/// If there is no server's state, the file exists, or something cannot be read or written.
 pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<BackupContents, ServerError> {
     let dir = state_dir.join("server");
     let database = database_file(db, &dir)?;

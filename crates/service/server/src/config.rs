@@ -50,7 +50,7 @@ pub struct ServerConfig {
     pub keep_audit: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
-    /// Who is notified of what, and how.
+    /// The receivers of notices, with their events and addresses.
     pub notify: NotifyConfig,
 }
 

@@ -35,7 +35,7 @@ const RESERVED: usize = 128;
 /// A handshake that takes longer than this, or than a connection may be silent, is aborted.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// From the first byte of a connection to the end of its request's head. A client that sends one byte now and then would keep its
-/// place for ever.
+/// place forever.
 const HEAD: Duration = Duration::from_secs(10);
 /// The end of a head.
 const END: &[u8] = b"\r\n\r\n";
@@ -94,7 +94,7 @@ async fn next(
     listener: &mut TcpListener,
 ) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
     let permit = places.room().await;
-    // The inner one logs and waits when a connection can't be accepted.
+    // The inner one logs and waits when a connection cannot be accepted.
     let (stream, address) = Listener::accept(listener).await;
     (permit, stream, address)
 }
@@ -247,7 +247,7 @@ impl Connection {
     }
 
     fn answered(&mut self) {
-        // What a stranger sends after an answer is the next head. A body may take long, but only with a key.
+        // The next bytes from a stranger after an answer are the next head. A body may take long, but only with a key.
         if !self.place.standing().is_known() {
             self.head = Head::Open(0, None);
         }

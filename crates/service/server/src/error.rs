@@ -31,12 +31,12 @@ impl ApiError {
         self
     }
 
-    /// The request, or a part of it, can't be read.
+    /// The request, or a part of it, cannot be read.
     pub(crate) fn unreadable(source: impl Error + Send + Sync + 'static) -> Self {
         Self::invalid(source.to_string()).caused_by(source)
     }
 
-    /// The answer can't be written.
+    /// The answer cannot be written.
     pub(crate) fn unwritable(source: serde_json::Error) -> Self {
         Self::new(500, 0, source.to_string()).caused_by(source)
     }

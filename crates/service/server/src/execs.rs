@@ -42,14 +42,14 @@ pub(crate) struct Execs {
     open: Mutex<BTreeMap<String, Exec>>,
     /// A command waits for its node.
     asked: Notify,
-    /// The server stops: nobody waits any longer.
+    /// The server stops: no caller waits any longer.
     closed: watch::Sender<bool>,
 }
 
 /// One of them.
 #[derive(Debug)]
 pub(crate) struct Exec {
-    /// Who opened it, with the rights of that moment.
+    /// The caller that opened it, with the rights of that moment.
     pub(crate) call: Call,
     pub(crate) task: String,
     pub(crate) start: ExecStart,
@@ -221,7 +221,7 @@ async fn arrive(api: &Api, peer: &Peer, mut request: Request) -> Result<Arrival,
     Ok(Arrival { call, authorization, upgrade: hyper::upgrade::on(&mut request) })
 }
 
-/// Whether it is another's, has ended, or never was: nobody learns which.
+/// The command belongs to another user, has ended, or never existed: the answer does not reveal which.
 fn no_exec() -> ApiError {
     ApiError::new(404, 0, "there is no such command, or it has ended")
 }

@@ -13,7 +13,7 @@ use crate::door::network_of;
 const FREE: f64 = 20.0;
 /// A network is forgiven one failure in this time.
 const FORGIVEN: Duration = Duration::from_secs(1);
-/// What each failure beyond adds, and the most.
+/// The pause that each failure beyond adds, and the longest pause.
 const STEP: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(5);
 /// Networks that are known apart. All others are one.

@@ -61,7 +61,7 @@ impl CredentialsFile {
     /// Reads the credentials of the server with this state directory; `None` if there is no server yet.
     ///
     /// # Errors
-    /// If the file can't be read or is damaged.
+    /// If the file cannot be read or is damaged.
     pub fn read(state_dir: &Path) -> Result<Option<Self>, ServerError> {
         Self::read_file(credentials_path(state_dir))
     }
@@ -69,7 +69,7 @@ impl CredentialsFile {
     /// As [`CredentialsFile::read`], for the read-only key pair.
     ///
     /// # Errors
-    /// If the file can't be read or is damaged.
+    /// If the file cannot be read or is damaged.
     pub fn read_viewer(state_dir: &Path) -> Result<Option<Self>, ServerError> {
         Self::read_file(viewer_path(state_dir))
     }

@@ -79,8 +79,8 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Why a server can't start or has to stop. Each variant is one line that states what is wrong; [`ServerError::hints`] has
-/// the remedies.
+/// Why a server cannot start or has to stop. Each variant is one line that states what is wrong; [`ServerError::hints`]
+/// has the remedies.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address is invalid or in use.
@@ -309,7 +309,7 @@ impl Server {
     /// Answers until `shutdown` completes, then finishes what it has begun.
     ///
     /// # Errors
-    /// If the database can't be read, or the socket fails.
+    /// If the database cannot be read, or the socket fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;

@@ -124,7 +124,7 @@ fn late(deadline: Duration) -> ApiError {
     ))
 }
 
-/// Ids in their order, cut where the documents of a part would be too long. What has no size has no document.
+/// Ids in their order, cut where the documents of a part would be too long. An id without a size has no document.
 pub(crate) fn parts(ids: Vec<String>, sizes: &BTreeMap<String, usize>) -> Vec<Vec<String>> {
     let (mut parts, mut bytes): (Vec<Vec<String>>, _) = (Vec::new(), 0_usize);
     for id in ids {

@@ -29,8 +29,8 @@ impl Sealer {
         Ok(Self(RandomizedNonceKey::new(&AES_256_GCM, &key)?))
     }
 
-    /// `place` says what the text belongs to. It is opened with the same place only, so that nobody who can write the database
-    /// exchanges the texts of two users.
+    /// `place` says what the text belongs to. It is opened with the same place only, so that a user who can write the
+    /// database cannot exchange the texts of two users.
     pub(crate) fn seal(&self, place: &[&str], text: &str) -> Result<String, Unspecified> {
         let mut sealed = text.as_bytes().to_vec();
         let nonce = self.0.seal_in_place_append_tag(Aad::from(joined(place)), &mut sealed)?;

@@ -104,7 +104,8 @@ async fn stop_silent(app: &App, now_us: i64) {
     }
 }
 
-/// What an agent that knows limits needs to end a task at most: it polls, and leaves the task its grace period.
+/// The longest time that an agent with knowledge of limits needs to end a task: it polls, and leaves the task its grace
+/// period.
 const OVERDUE_SLACK_US: i64 = 60 * 1_000_000;
 
 /// Ends tasks whose time is over, of agents that know no limits (ClearML's, those of older versions, the controller of Kubernetes'

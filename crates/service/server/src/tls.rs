@@ -32,7 +32,7 @@ pub struct TlsFiles {
 /// Why these files are no use. Each is one line that states what is wrong; [`TlsError::hint`] has the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// It can't be read.
+    /// It cannot be read.
     #[error("{}: {source}", path.display())]
     File {
         /// Which.

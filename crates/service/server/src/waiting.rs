@@ -15,7 +15,7 @@ use crate::rights::{self, People};
 
 /// Interval of attempts.
 const EVERY: Duration = Duration::from_millis(500);
-/// Every how many tries that is said again.
+/// The number of tries between two log lines.
 const SAID_EVERY: u32 = 20;
 
 /// Opens the database, and reads users and rights. As long as it is away, calls to `listener` are answered with 503 and the

@@ -28,7 +28,7 @@ pub(super) struct ConnectionSlots {
     strangers: Arc<Strangers>,
 }
 
-/// What the server knows about a connection.
+/// The server's knowledge about a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     is_known: AtomicBool,
@@ -91,7 +91,7 @@ impl ConnectionSlots {
         Arc::clone(&self.room).acquire_owned().await.ok()
     }
 
-    /// The place of a new connection. A stranger that has to make room for it is told to go.
+    /// The place of a new connection. A stranger that has to make room for it is marked to close.
     pub(super) fn take(&self, permit: Option<OwnedSemaphorePermit>, address: IpAddr) -> ConnectionSlot {
         let (network, standing) = (network_of(address), Arc::<Standing>::default());
         let mut strangers = lock(&self.strangers);

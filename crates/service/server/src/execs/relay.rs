@@ -28,10 +28,10 @@ const NODE_WITHIN: Duration = Duration::from_secs(20);
 const RIGHT_EVERY: Duration = Duration::from_secs(5);
 /// For the last words.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// What a user may type before the task runs, in bytes.
+/// The most bytes that a user may type before the task runs.
 const AHEAD: usize = 64 << 10;
 
-/// What is needed of the entry.
+/// The data that is needed of the entry.
 pub(super) struct Job {
     pub(super) id: String,
     pub(super) call: Call,
@@ -90,7 +90,7 @@ impl Job {
         let sent = agent.write_all(&ahead).await;
         sent.map_err(|_| told(7, format!("node {node} has closed the connection")))?;
         tokio::select! {
-            // Whoever closes first: the other side sees the end of its connection.
+            // If one side closes, the other side sees the end of its connection.
             _ = copy_bidirectional(user, &mut agent) => Ok(()),
             why = self.refused(api) => Err(told(4, why)),
         }

@@ -1,5 +1,6 @@
-//! Tasks that were deleted a moment ago, and who deleted them. ClearML's SDK deletes a task first, and then each of its files and those of its
-//! models; by then there is no task any more that says whose they are. Whoever was let delete the task may delete what it left.
+//! Tasks that were deleted a moment ago, with the users who deleted them. ClearML's SDK deletes a task first, and then
+//! each of its files and those of its models; by then there is no task any more that names their owner. A user who was
+//! allowed to delete the task may delete the files that it left.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! Tokens of Kubernetes as proof of who calls: of service accounts, and whatever else the cluster's API server takes.
+//! Tokens of Kubernetes as proof of the caller's identity: of service accounts, and whatever else the cluster's API
+//! server takes.
 //!
 //! The server asks the API server (TokenReview) and believes nothing that a token says about itself. An answer is kept for a short
 //! time, by the token's digest.
@@ -26,7 +27,7 @@ const KNOWN_FOR: Duration = Duration::from_secs(30);
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Answers that are kept; more than a cluster has callers.
 const REMEMBERED: usize = 10_000;
-/// Questions at once; whoever asks may be anybody.
+/// Questions at once; the callers are not authenticated yet.
 const AT_ONCE: usize = 16;
 /// A question waits so long for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
@@ -64,7 +65,7 @@ impl std::fmt::Debug for Kubernetes {
     }
 }
 
-/// What came of a question.
+/// The answer to a question.
 struct CachedReview {
     /// None: the token is refused.
     who: Option<ExternalIdentity>,
@@ -99,7 +100,7 @@ pub(crate) fn identity_of(username: &str) -> String {
 }
 
 impl Kubernetes {
-    /// Reads the files; the API server is asked when somebody comes with a token.
+    /// Reads the files; the API server is asked when a caller presents a token.
     pub(crate) fn new(config: &KubernetesConfig) -> Result<Self, LoginError> {
         let in_pod = |name: &str| Path::new(IN_POD).join(name);
         let of_pod = || config.of_pod.as_ref().map(|(host, port)| api_of_pod(host, port));
@@ -155,7 +156,7 @@ impl Kubernetes {
         Ok(self.read(review.status))
     }
 
-    /// An API server that does not know audiences names none, and would take a token that is meant for somebody else.
+    /// An API server that does not know audiences names none, and would take a token that is meant for another program.
     fn read(&self, status: ReviewStatus) -> Option<ExternalIdentity> {
         let ReviewStatus { authenticated, audiences, user } = status;
         let is_good = authenticated && audiences.contains(&self.audience) && !user.username.is_empty();

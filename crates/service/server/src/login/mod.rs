@@ -77,7 +77,7 @@ pub enum LoginError {
         /// The cause.
         why: String,
     },
-    /// The provider can't be reached.
+    /// The provider cannot be reached.
     #[error("the identity provider cannot be reached: {0}")]
     Away(String),
     /// The provider's answer is none.
@@ -138,7 +138,7 @@ struct LoggedIn {
 }
 
 impl Login {
-    /// Reads the files; the provider itself is asked when somebody logs in.
+    /// Reads the files; the provider itself is asked when a user logs in.
     pub(crate) fn new(config: &OidcConfig) -> Result<Self, LoginError> {
         Ok(Self {
             provider: Provider::new(config)?,

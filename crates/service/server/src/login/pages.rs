@@ -107,7 +107,7 @@ async fn readmit(app: &Arc<App>, old: &Old, from: &Peer) -> Result<(LoggedIn, Pr
     let (id, user) =
         app.people.session_to_refresh(&app.store, &old.refresh_token, now_us).await?.ok_or_else(ended)?;
     let found = login.refresh(&old.refresh_token).await?;
-    // Before anything is kept of it: the provider may name somebody else by now.
+    // Before anything is kept of it: the provider may name another user by now.
     if app.people.register().of_identity(&found.who.id).is_none_or(|known| known.id != user) {
         return Err(ended());
     }
@@ -189,7 +189,7 @@ async fn returned_user(
     returned: Returned,
 ) -> Result<(String, String), ApiError> {
     let login = of(app)?;
-    // First whether it is ours: nothing else in it is read before.
+    // First, check that this server began the login: nothing else in the request is read before.
     let begun = login.begun(cookie_of(headers, COOKIE).unwrap_or_default(), &returned.state)?;
     if returned.iss.as_deref().is_some_and(|iss| iss != login.provider.issuer()) {
         return Err(LoginError::Stray("another provider answers").into());
@@ -215,7 +215,7 @@ fn say(app: &App, error: &ApiError) -> Response {
 
 fn login_cookie(app: &App, value: &str, lives_s: i64) -> HeaderValue {
     let secure = if app.door.is_tls { "; Secure" } else { "" };
-    // The provider sends the browser back from another site, so this one can't be strict.
+    // The provider sends the browser back from another site, so this one cannot be strict.
     let text =
         format!("{COOKIE}={value}; Path=/ui/-/login; HttpOnly; SameSite=Lax; Max-Age={lives_s}{secure}");
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))

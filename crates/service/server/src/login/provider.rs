@@ -23,7 +23,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1 << 20;
 /// Endpoints and keys are taken again after this time, so that withdrawn keys go.
 const KNOWN_FOR: Duration = Duration::from_secs(3600);
-/// After a failure the provider is left alone for this time. Everybody who logs in meanwhile would wait for it, one after the other.
+/// After a failure the provider is left alone for this time. All users who log in meanwhile would wait for it, one
+/// after the other.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 /// A token with an unknown key triggers a search for new keys, but not more often.
 const NEW_KEYS_AFTER: Duration = Duration::from_secs(10);
@@ -65,7 +66,7 @@ struct ProviderKeys {
     since: Instant,
 }
 
-/// What was learned from the provider.
+/// Data that was learned from the provider.
 #[derive(Default)]
 struct Memory {
     known: Option<ProviderKeys>,
@@ -182,7 +183,7 @@ impl Provider {
     ) -> Result<(String, Map<String, Value>), LoginError> {
         let claims = match &tokens.id_token {
             Some(token) => Some(self.verified(token, nonce).await?),
-            // RFC: only a refresh may come without one, and then nobody was sent anywhere.
+            // RFC: only the answer to a refresh may lack one, and then no user was redirected.
             None if nonce.is_none() => None,
             None => return Err(LoginError::Odd("its answer has no id_token".to_owned())),
         };
@@ -231,7 +232,7 @@ impl Endpoints {
     }
 }
 
-/// A key that we can't read must not hide those that we can.
+/// A key that we cannot read must not hide those that we can.
 #[derive(Deserialize)]
 struct Keys {
     keys: Vec<Value>,
@@ -244,7 +245,7 @@ impl Keys {
     }
 }
 
-/// What calls the provider at `url`: it trusts these authorities and no others; none: those of the system.
+/// The client that calls the provider at `url`: it trusts these authorities and no others; none: those of the system.
 pub(super) fn http_client(ca: Option<&Path>, url: &str) -> Result<Client, LoginError> {
     let mut builder = Client::builder().timeout(ANSWER_WITHIN).redirect(Policy::none());
     if let Some(path) = ca {
@@ -272,7 +273,7 @@ pub(super) fn is_safe(url: &Url) -> bool {
     url.host_str().is_some() && (url.scheme() == "https" || (url.scheme() == "http" && is_here))
 }
 
-/// The same, of an address that a provider names: one that has TLS itself sends nobody where there is none.
+/// The same, of an address that a provider names: a provider with TLS must not redirect to an address without TLS.
 fn is_as_safe(url: &str, issuer: &str) -> bool {
     let is_good = |url: &Url| is_safe(url) && (url.scheme() == "https" || issuer.starts_with("http:"));
     Url::parse(url).ok().as_ref().is_some_and(is_good)

@@ -64,7 +64,7 @@ impl Address {
         }
     }
 
-    /// What people may see of it: the path of a webhook is often its only secret.
+    /// The part of it that people may see: the path of a webhook is often its only secret.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Json(url) | Self::Slack(url) | Self::Teams(url) => {
@@ -122,7 +122,7 @@ fn contains(net: IpAddr, bits: u8, ip: IpAddr) -> bool {
     }
 }
 
-/// The IPv4 address that an IPv6 address stands for, if it does.
+/// The IPv4 address that an IPv6 address represents, if it does.
 fn plain(ip: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = ip else { return ip };
     let low = |at: u32| Ipv4Addr::from_bits(u32::try_from((v6.to_bits() >> at) & 0xffff_ffff).unwrap_or(0));
@@ -134,7 +134,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether anybody may reach it: no loopback, no network of an organization, no link, no service of a cloud for its machines.
+/// Whether it is public: no loopback, no network of an organization, no link, no service of a cloud for its machines.
 fn is_public(ip: IpAddr) -> bool {
     const NOT_PUBLIC: [(Ipv4Addr, u8); 14] = [
         (Ipv4Addr::new(0, 0, 0, 0), 8),

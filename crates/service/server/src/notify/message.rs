@@ -1,4 +1,4 @@
-//! What a notice says, and how each kind of receiver wants it.
+//! The text of a notice, in the form of each kind of receiver.
 
 use aws_lc_rs::hmac;
 use base64::Engine as _;

@@ -21,17 +21,17 @@ pub(crate) use watch::watch;
 use address::Allowed;
 use send::Senders;
 
-/// What a user's receivers get.
+/// The events that a user's receivers get.
 pub(crate) const OF_TASKS: [&str; 4] = ["start", "completed", "failed", "stopped"];
 /// The same where the user names nothing.
 pub(crate) const BY_DEFAULT: [&str; 3] = ["completed", "failed", "stopped"];
-/// What the receivers of the server's configuration get.
+/// The events that the receivers of the server's configuration get.
 const OF_SERVER: [&str; 3] = ["gpu-lost", "agent-away", "quota-reached"];
 
 /// The receivers of a server, and how it reaches those of its users.
 #[derive(Clone, Debug)]
 pub struct NotifyConfig {
-    /// `NAME=ADDRESS`: who is notified of what administrators have to know.
+    /// `NAME=ADDRESS`: receivers of the notices for administrators.
     pub receivers: Vec<String>,
     /// Of `gpu-lost`, `agent-away` and `quota-reached`; empty: all.
     pub on: Vec<String>,

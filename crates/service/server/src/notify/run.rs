@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(1);
 const PAGE: i64 = 500;
 /// Deliveries at once.
 const MOST_AT_ONCE: usize = 64;
-/// A notice that could not be delivered for so long is given up. Of an event that is older, nobody is notified.
+/// A notice that could not be delivered for so long is given up. Older events are not notified.
 const KEEP_US: i64 = 24 * 3600 * 1_000_000;
 /// The pause after the first try that failed; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// Owner and name of a receiver.
 type Key = (String, String);
 
-/// What the server remembers of a receiver; after a start it tries at once.
+/// The server's memory of a receiver; after a start it tries at once.
 #[derive(Debug, Default)]
 struct Way {
     is_busy: bool,
@@ -84,7 +84,7 @@ impl Way {
     }
 }
 
-/// The pause after so many failures one after the other.
+/// The pause after this number of failures, one after the other.
 fn pause(failures: u32) -> Duration {
     let doubled = 2_u32.saturating_pow(failures.saturating_sub(1).min(20));
     FIRST_PAUSE.saturating_mul(doubled).min(LONGEST_PAUSE)
@@ -272,7 +272,7 @@ fn about(
     reason: &str,
     names: &Names,
 ) -> Message {
-    // What the task says of itself is about its newest run.
+    // The task's own reason is about its newest run.
     let is_newest = task.index.status == status;
     let exit_code = task.exit_code.filter(|_| is_newest && status.is_final());
     let own = task.reason.as_deref().filter(|_| is_newest && status.is_final());

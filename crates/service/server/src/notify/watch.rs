@@ -1,5 +1,5 @@
-//! What administrators are notified of: nodes that are away, GPUs that have failed, quotas that are used up. Beginning and end are
-//! events; what began is kept in the database, so that a start of the server repeats nothing.
+//! Events of which administrators are notified: nodes that are away, GPUs that have failed, quotas that are used up.
+//! Beginning and end are events; what began is kept in the database, so that a start of the server repeats nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const GPU: &str = "gpu-lost ";
 const NODE: &str = "agent-away ";
 const QUOTA: &str = "quota-reached ";
 
-/// What a receiver has to want to get an event of this kind; `None`: it is none of ours.
+/// The name that a receiver must list to get an event of this kind; `None`: it is none of ours.
 pub(super) fn wanted_by(kind: &str) -> Option<&'static str> {
     match kind {
         "gpu-lost" | "gpu-back" => Some("gpu-lost"),
@@ -34,7 +34,7 @@ pub(super) fn wanted_by(kind: &str) -> Option<&'static str> {
     }
 }
 
-/// Looks while this server leads, without end. Without receivers in the configuration there is nobody to notify.
+/// Looks while this server leads, without end. Without receivers in the configuration there is no notice to send.
 pub(crate) async fn watch(app: Arc<App>) {
     if app.notify.own.is_empty() {
         return;

@@ -1,8 +1,8 @@
 //! The proof that a caller may do something to an object. A handler reaches a task or a model only with such a proof, and only
 //! this file makes one, after it has asked the guard. A handler that forgets to ask has nothing to call the store with.
 //!
-//! The table of rights is asked first, for the whole request. What it has let through is remembered in the call, so that a
-//! handler's own question about the same object costs no query.
+//! The table of rights is asked first, for the whole request. Objects that it has let through are remembered in the
+//! call, so that a handler's own question about the same object costs no query.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
@@ -24,12 +24,12 @@ pub(crate) mod object {
     /// A model.
     #[derive(Debug)]
     pub(crate) struct Model;
-    /// What has output: a task, or a model.
+    /// An object with output: a task, or a model.
     #[derive(Debug)]
     pub(crate) struct Reporter;
 }
 
-/// What may be done, as types. Each includes what stands before it, but for `Run` and `Outbid`, which include to see.
+/// Allowed actions, as types. Each includes the actions before it, but for `Run` and `Outbid`, which include to see.
 pub(crate) mod act {
     use super::Act;
 
@@ -79,7 +79,8 @@ impl<O, A> Allowed<O, A> {
 }
 
 impl<A> Allowed<object::Reporter, A> {
-    /// What a former run of the task reported: who may read the output of the newest one may read this, too.
+    /// The output that a former run of the task reported. A caller that may read the output of the newest run may read
+    /// this, too.
     pub(crate) fn of_former_run(self, run: i64) -> Self {
         Self { id: cantle_store::former_output(&self.id, run), proof: PhantomData }
     }
@@ -97,7 +98,7 @@ impl<A> From<Allowed<object::Model, A>> for Allowed<object::Reporter, A> {
     }
 }
 
-/// What the table of rights let through for one call.
+/// Objects that the table of rights let through for one call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Passed {
     endpoint: &'static str,

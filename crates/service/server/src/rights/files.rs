@@ -31,7 +31,8 @@ pub(crate) async fn may_use_file(
     }
 }
 
-/// Is it in the directory of a task that exists, or of none? Both are somebody's: the latter the administrators'.
+/// Is it in the directory of a task that exists, or of none? Both have an owner: in the second case, the
+/// administrators.
 pub(crate) async fn has_owner(app: &Arc<App>, path: &str) -> Result<bool, ApiError> {
     let tasks = tasks_in(path);
     Ok(tasks.is_empty() || !app.store.owned_tasks(&tasks).await?.is_empty())

@@ -115,7 +115,7 @@ impl Register {
 
     /// A user who is still there, by name or id.
     pub(crate) fn user(&self, wanted: &str) -> Option<&UserRow> {
-        // An id first: somebody may have chosen it as a name.
+        // An id first: a user may have chosen it as a name.
         let by_name = || self.users.values().find(|user| user.name == wanted && user.removed_us.is_none());
         self.users.get(wanted).filter(|user| user.removed_us.is_none()).or_else(by_name)
     }
@@ -347,7 +347,7 @@ impl People {
         now_us: i64,
     ) -> Result<String, StoreError> {
         let id = new_id();
-        // Two people of one name, or a name that means something else: the number says so.
+        // Two people of one name, or a name that means something else: the number distinguishes them.
         let numbered = format!("{} ({})", readable(&who.name), &id[..8]);
         let mut new = UserRow {
             id: id.clone(),
@@ -439,7 +439,8 @@ mod tests {
         assert_eq!(people.by_token(&anna.user, None, None).unwrap_err(), Stranger::User("anna".into()));
     }
 
-    /// A provider's people choose their names. None may read as somebody, or something, that an administrator gives roles to.
+    /// A provider's people choose their names. No such name may be read as another user or a group to which an
+    /// administrator gives roles.
     #[tokio::test]
     async fn no_name_from_a_provider_means_others() {
         let (_dir, store, people) = people().await;

@@ -16,7 +16,7 @@ pub(crate) enum Via {
     Kubernetes,
     /// The token of a running task.
     Task,
-    /// The server itself, or anybody on an open server.
+    /// The server itself, or any caller of an open server.
     Server,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Principal {
 }
 
 impl Principal {
-    /// The server itself, and everybody on an open one.
+    /// The server itself, and every caller of an open one.
     pub(crate) fn server() -> Self {
         let everything = vec![(String::new(), Role::Admin)];
         let name = USER.to_owned();

@@ -1,5 +1,5 @@
-//! What lists may hold. A list of tasks, models, projects or events is read with a [`Sight`], which only this file makes, from the
-//! caller's own rights: a handler that forgets whose list it makes does not compile.
+//! The objects that lists may hold. A list of tasks, models, projects or events is read with a [`Sight`], which only
+//! this file makes, from the caller's own rights: a handler that forgets whose list it makes does not compile.
 
 use cantle_store::{Scope, TaskFilter};
 
@@ -28,7 +28,7 @@ impl Sight {
 }
 
 impl Call {
-    /// What the caller may see.
+    /// The objects that the caller may see.
     pub(crate) fn seen(&self) -> Sight {
         Sight(self.who.scope(Right::See))
     }

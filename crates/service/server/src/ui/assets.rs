@@ -15,7 +15,7 @@ const NOT_BUILT: &str = "this build has no web page; make build has one, where N
 /// Only what this server sends is loaded or run, and no other site may frame the page.
 const POLICY: &str =
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
-/// The frame that draws what tasks send: it has no origin, hence no session, and it can ask nobody for anything. Its
+/// The frame that draws what tasks send: it has no origin, therefore no session, and it can make no requests. Its
 /// library writes styles of its own.
 const PLOTS: &str = "plots.html";
 const PLOTS_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \

@@ -118,7 +118,7 @@ pub(crate) struct History {
 pub(crate) type Unsaved = (Vec<ChartRow>, Vec<(String, String)>);
 
 impl History {
-    /// A history with the saved lines. A line that this version can't read counts as none.
+    /// A history with the saved lines. A line that this version cannot read counts as none.
     pub(crate) fn restore(rows: Vec<ChartRow>) -> Self {
         let mut history = Self::default();
         for ChartRow { kind, id, line } in rows {

@@ -73,7 +73,7 @@ async fn keys_of_an_agent_are_replaced_while_it_works() {
     };
     works(&without).await.unwrap();
 
-    // What cannot be read, and what the server does not know, changes nothing.
+    // A file that cannot be read, and keys that the server does not know, change nothing.
     *file.lock().unwrap() = Err("half written".to_owned());
     works(&agent).await.unwrap();
     let wrong = Credentials { access_key: "X".into(), secret_key: "Y".into() };

@@ -1,5 +1,5 @@
-//! Budgets over the wire: counted, told, and what each choice keeps back. The same calls without a budget, or with one that only
-//! warns, are the negative control.
+//! Budgets over the wire: the counts, the reports, and the tasks that each choice holds. The same calls without a
+//! budget, or with one that only warns, are the negative control.
 
 use cantle_clearml::budgets::{BudgetView, GetBudgets, SetBudget};
 use cantle_clearml::quotas::{GetFleet, SetQuota};
@@ -117,7 +117,7 @@ async fn a_project_over_its_budget_waits_for_the_next_month() {
     assert!(refused.contains("project vision has used") && refused.contains("/9001)"), "{refused}");
     let told = world.until_told("budget-reached", 1).await;
     assert!(told.len() == 1 && told[0].contains("its tasks wait until the month ends"), "{told:?}");
-    // Others go on.
+    // Other tasks continue.
     world.quota("speech", 1000).await;
     let other = world.queued("speech").await;
     world.claim(&other, 250).await.unwrap();

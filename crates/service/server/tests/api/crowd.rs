@@ -76,7 +76,8 @@ async fn scalars_are_quick_and_exact() {
     }
     let took = begin.elapsed();
     eprintln!("{POINTS} scalars in {took:?}");
-    // A second or two on an idle machine; a batch that became slower with what is there already would take longer than this.
+    // A second or two on an idle machine; a batch that became slower with the number of stored events would take longer
+    // than this.
     assert!(took.as_secs() < 120, "{took:?}");
     let (mut seen, mut scroll) = (0, String::new());
     loop {

@@ -1,5 +1,5 @@
 //! A caller has the server do something to an object that the caller itself may not touch: by an id of its own choice, by a
-//! reference that somebody else's object is put into, by a list of names. Each attack has a negative control, the direct
+//! reference that another user's object contains, by a list of names. Each attack has a negative control, the direct
 //! call, which is refused.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::common::TestServer;
 
-/// What a task's owner left in it.
+/// A word that a task's owner left in it.
 const PREVIEW: &str = "previewword";
 
 /// The project `vision` with anna and ben, and `speech` with carol, who see nothing of one another's project.
@@ -200,7 +200,7 @@ async fn artifacts_need_the_right_to_read() {
         let found = world.ok(who, "tasks.get_all_ex", guess.clone()).await;
         assert_eq!(found["tasks"].as_array().unwrap().len(), usize::from(reads), "{who}: {found}");
     }
-    // What may be seen is still there.
+    // Objects that may be seen are still there.
     let seen = world.ok("anna", "tasks.get_by_id", json!({"task": task})).await;
     assert_eq!(seen["task"]["execution"]["artifacts"], json!([]), "{seen}");
 }
@@ -284,7 +284,7 @@ async fn a_new_project_inherits_no_roles_from_a_deleted_one() {
     world.refused("carol", "tasks.create", json!({"name": "t", "type": "training", "project": speech})).await;
 }
 
-/// The runs and events of a deleted task are kept under its id. Whoever gets the id gets to see them.
+/// The runs and events of a deleted task are kept under its id. The owner of a new task with this id would see them.
 #[tokio::test]
 async fn nobody_gets_the_id_of_a_deleted_task() {
     let world = World::start().await;

@@ -1,6 +1,6 @@
 //! An identity provider that lies: with tokens of other keys, algorithms, issuers, audiences and logins, with answers without an end,
-//! with redirects, without TLS, about somebody else, and slowly. Nobody gets in, and the server answers everybody else. The
-//! negative control is the same login with an honest answer.
+//! with redirects, without TLS, about another user, and slowly. No attacker logs in, and the server answers all others.
+//! The negative control is the same login with an honest answer.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::common::TestServer;
 
-/// What the provider answers to the code of a login whose nonce is given.
+/// The provider's answer to the code of a login whose nonce is given.
 #[derive(Clone, Debug)]
 enum Lie {
     Honest,
@@ -49,7 +49,7 @@ struct Provider {
     nonce: String,
     /// The discovery never answers.
     hangs: bool,
-    /// What the discovery says instead.
+    /// The values that the discovery contains instead.
     discovered: Vec<(&'static str, String)>,
     /// Where the discovery sends its callers instead.
     moved: Option<String>,
@@ -277,7 +277,8 @@ async fn no_lie_of_a_provider_lets_anybody_in() {
     assert!(is_in(&answer), "the negative control: {:?}", answer.headers());
 }
 
-/// The name of a user can be that of a Unix user, from a claim that the administrator names. Nobody gets another name instead.
+/// The name of a user can be that of a Unix user, from a claim that the administrator names. No user gets another name
+/// instead.
 #[tokio::test]
 async fn the_name_comes_from_the_claim_that_was_named() {
     let provider = Provider::start().await;
@@ -292,8 +293,8 @@ async fn the_name_comes_from_the_claim_that_was_named() {
     assert!(users.to_string().contains("\"asmith\"") && !users.to_string().contains("\"anna\""), "{users}");
 }
 
-/// Thirty people log in while the provider does not answer: they wait for it together, not one after the other, and nobody else
-/// waits.
+/// Thirty people log in while the provider does not answer: they wait for it together, not one after the other, and no
+/// other caller waits.
 #[tokio::test]
 async fn a_provider_that_hangs_holds_nobody_up() {
     let provider = Provider::start().await;
@@ -311,7 +312,7 @@ async fn a_provider_that_hangs_holds_nobody_up() {
 }
 
 /// Nothing that a provider with TLS says leads to a request without: the secret of the client and the codes of logins would be
-/// readable on the way. Loopback is no exception, because there may be somebody else's port.
+/// readable on the way. Loopback is no exception, because the port may belong to another user.
 #[tokio::test]
 async fn a_provider_with_tls_is_never_asked_without() {
     let dir = tempfile::tempdir().unwrap();
@@ -377,7 +378,8 @@ async fn user_with(server: &TestServer, token: &str) -> Value {
     answer["data"]["user"].clone()
 }
 
-/// Names and addresses change hands at a provider; the subject does not. Who has anna's is not anna.
+/// Names and addresses change hands at a provider; the subject does not. A user with anna's name or address is not
+/// anna.
 #[tokio::test]
 async fn another_subject_with_the_same_address_is_somebody_else() {
     let provider = Provider::start().await;

@@ -1,5 +1,5 @@
 //! Random requests of people who may do little, to every endpoint, with the ids of things that are not theirs: no request makes the
-//! server fail, shows what is hidden, or changes what is somebody else's.
+//! server fail, shows what is hidden, or changes an object of another user.
 //!
 //! `CANTLE_HOSTILE=1000000 CANTLE_HOSTILE_SEED=7 cargo test -p cantle-server --test api -- --nocapture hostile_requests` sends a million;
 //! without the variables 20,000 of the same seed each time.
@@ -31,7 +31,7 @@ const LEFT_OUT: [&str; 7] = [
     "cantle.wait_for_tasks",
     "login.logout",
 ];
-/// What the members of requests are called.
+/// The names of the members of requests.
 const MEMBERS: [&str; 40] = [
     "task",
     "tasks",
@@ -173,7 +173,7 @@ impl World {
         status
     }
 
-    /// What the attackers may not change, as the administrator sees it.
+    /// The state that the attackers may not change, as the administrator sees it.
     async fn untouched(&self) -> Value {
         let ask =
             async |endpoint: &str, body: Value| self.server.client.call_value(endpoint, &body).await.unwrap();

@@ -19,7 +19,7 @@ use crate::common::TestServer;
 
 const CI: &str = "system:serviceaccount:jobs:ci";
 
-/// A token as a cluster signs it, for somebody; only the API server can say whether it is good.
+/// A token as a cluster signs it, for a user; only the API server can say whether it is good.
 fn token(of: &str) -> String {
     let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
     format!("{}.{}.c2ln", part(json!({ "alg": "RS256", "kid": "k" })), part(json!({ "sub": of })))
@@ -106,7 +106,7 @@ async fn an_account_is_a_user_with_the_roles_of_its_groups() {
     assert!(said(cluster.user(&token(CI)).await).contains("was removed"));
 }
 
-/// The replicas of a controller come at the same moment, and nobody knows them.
+/// The replicas of a controller log in at the same moment, and the server does not know them yet.
 #[tokio::test]
 async fn one_account_is_one_user() {
     let cluster = Cluster::start().await;
@@ -144,7 +144,7 @@ async fn while_the_cluster_is_away_only_known_tokens_are_good() {
 #[tokio::test]
 async fn an_agents_account_is_named_when_it_is_made() {
     let cluster = Cluster::start().await;
-    // It came before anybody knew it: that user has no roles, and gives its identity up.
+    // It logged in before it was named: that user has no roles, and gives its identity up.
     cluster.user(&token(CI)).await.unwrap();
     let agent = |name: &str| json!({ "name": name, "role": "agent", "node": name, "kubernetes": CI });
     cluster.server.client.call_value("cantle.add_user", &agent("queues")).await.unwrap();

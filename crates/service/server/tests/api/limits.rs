@@ -183,7 +183,7 @@ async fn priorities() {
         {"section": "cantle", "name": "priority", "value": "8"}, {"section": "cantle", "name": "priority", "value": "1"},
     ]});
     assert_eq!(world.refused(anna, "tasks.edit_hyper_params", &list).await.0, 403, "each of two counts");
-    // A limit gives nobody a right: ben is a member.
+    // A limit gives no user a right: ben is a member.
     world.admin("cantle.set_user", json!({"user": "ben", "limits": {"priority": 5}})).await;
     assert_eq!(world.refused(&world.ben, "tasks.create", &new("1")).await.0, 403);
     let (code, _, _) = world.refused(anna, "cantle.set_user", &json!({"user": "anna", "limits": {}})).await;

@@ -15,7 +15,7 @@ use crate::common::TestServer;
 
 const RECORDED: &str = include_str!("agent-0.1.0.jsonl");
 
-/// A member that nobody knows, in every object; what users name in a task is not ours to add to.
+/// Adds an unknown member to every object, except to the hyperparameters, which are the user's.
 fn newer(value: &mut Value) {
     match value {
         Value::Object(members) => {

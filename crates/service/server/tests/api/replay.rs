@@ -66,7 +66,7 @@ async fn replay_all(open_source: bool) {
 struct Replay {
     server: TestServer,
     open_source: bool,
-    /// Recorded id → ours.
+    /// Recorded id → id of this server.
     ids: BTreeMap<String, String>,
 }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::common::{self, TestServer};
 
-/// Two servers with one database and the same keys. What was taken and not started within this time goes back.
+/// Two servers with one database and the same keys. A task that was taken and not started within this time goes back.
 async fn two(start_within: Duration) -> (TestServer, TestServer) {
     let first = tempfile::tempdir().unwrap();
     let db = common::database_of(first.path()).await;

@@ -54,7 +54,7 @@ impl World {
         json!({"task": task, "queue": self.queue})
     }
 
-    /// What the agent gets for the environment of the task.
+    /// The secrets that the agent gets for the environment of the task.
     async fn given(&self, task: &str) -> Value {
         let lease = format!("lease-{task}");
         self.ok(&self.agent, "queues.get_next_task", json!({"queue": self.queue, "task": task})).await;
@@ -137,7 +137,7 @@ async fn only_the_owner_gives_secrets_to_a_task() {
     world.ok(anna, "tasks.enqueue", world.enqueue(&task)).await;
     world.ok(ben, "tasks.dequeue", json!({"task": task})).await;
     world.ok(ben, "tasks.enqueue", world.enqueue(&task)).await;
-    // What is named after that is not given, and the task does not start without it.
+    // A secret that is named after the task was queued is not given, and the task does not start without it.
     let mut forced = name("OTHER,TOKEN");
     forced["force"] = json!(true);
     world.ok(ben, "tasks.edit_hyper_params", forced).await;

@@ -1,4 +1,4 @@
-//! Days that are over are kept, and a report from them says what one from the runs said.
+//! Days that are over are kept, and a report from them equals one from the runs.
 
 use std::time::Duration;
 

@@ -221,7 +221,7 @@ async fn a_task_waits_for_another_and_says_so() {
     let mut expected = waiting.clone();
     expected.sort();
     assert_eq!(taken, expected);
-    // What has ended already is not waited for, or refused.
+    // A task that has ended already is not waited for, or refused.
     let late = enter(&server, &queue, &[("after", &after)]).await.unwrap();
     assert!(reason(client, &late[0]).await.starts_with("no agent serves queue q"));
     let never = format!("fail:{first}");

@@ -302,7 +302,7 @@ fn ready() -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// The first seed of `seeds` whose world goes wrong, and how.
+/// The first seed of `seeds` whose world fails, and the failure.
 fn first_wrong(seeds: std::ops::Range<u64>, planted: Planted) -> Option<(u64, String)> {
     let (_dir, ready) = ready();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

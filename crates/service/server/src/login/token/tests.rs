@@ -125,7 +125,7 @@ fn the_key_decides_about_the_algorithm() {
             Err(TokenError::UnknownKey)
         );
     }
-    // A key of the token's own is nobody's.
+    // A key that only the token names belongs to no provider.
     let stranger = Provider::new();
     provider.refuses(&stranger.token(json!({})), "signature");
     let own =

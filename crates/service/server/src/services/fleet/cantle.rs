@@ -86,7 +86,7 @@ async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError>
 
 async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError> {
     few(&request.id)?;
-    // The page's own stream asks for the server itself, and waits for nobody.
+    // The page's own stream asks for the server itself, and waits for no other caller.
     let list = call.lists.begin(&call.who.user).await?;
     let _part = list.part().await?;
     let board = Board::read(&call).await?;
@@ -331,7 +331,7 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     if is_others || !call.store.owned_models(ids).await?.is_empty() {
         return Err(ApiError::invalid("id: it is in use; choose another one"));
     }
-    // What is left of a deleted task, its runs and events, would become the new one's.
+    // The remains of a deleted task, its runs and events, would become the new one's.
     if known.is_empty() && call.store.was_task(&id).await? {
         return Err(ApiError::invalid("id: a task that was deleted had it; choose another one"));
     }

@@ -23,7 +23,7 @@ impl Node {
         self.report.queues.iter().any(|served| served.name == queue)
     }
 
-    /// Why it can't start that task, if it reported a reason.
+    /// Why it cannot start that task, if it reported a reason.
     pub(crate) fn waiting(&self, task: &str) -> Option<&WaitReport> {
         self.report.waiting.iter().find(|waiting| waiting.task == task)
     }
@@ -58,7 +58,7 @@ pub(crate) fn is_recent(row: &NodeRow, now_us: i64) -> bool {
     now_us - row.last_seen_us < patience_us
 }
 
-/// A report of another version that can't be read counts as none.
+/// A report of another version that cannot be read counts as none.
 fn node(row: NodeRow, now_us: i64) -> Option<Node> {
     let alive = is_recent(&row, now_us);
     let report = serde_json::from_str(&row.report).ok()?;

@@ -159,7 +159,7 @@ async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, Api
     };
     let info = match request.get_task_info {
         Some(true) => {
-            // Who took a task may know whose it is.
+            // The caller that took a task may know its owner.
             let user = call.app.store.task(&task).await?.owner;
             Some(TaskInfo { company: COMPANY.to_owned(), user })
         }

@@ -16,7 +16,7 @@ use crate::rights::act::Read;
 use crate::rights::object::Reporter;
 use crate::routes::Routes;
 
-/// ClearML's limit, too: a graph with more lines can't be read.
+/// ClearML's limit, too: a graph with more lines cannot be read.
 const MAX_TASKS: usize = 100;
 const PLOT: &str = "plot";
 

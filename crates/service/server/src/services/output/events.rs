@@ -44,7 +44,7 @@ struct Sorted {
 /// Task, lease, and the bytes of the run's output.
 type OutputRange = (String, String, u64, u64);
 
-/// Where a piece of log is in the output of a run, if its agent says so.
+/// Where a piece of log is in the output of a run, if its agent reports that.
 fn place_of(event: &ReportedEvent, lease: Option<&Value>) -> Option<OutputRange> {
     let lease = lease?.as_str()?;
     let [begin, end] = event.more.get(RUN_OUTPUT)?.as_array()?.as_slice() else { return None };
@@ -149,7 +149,7 @@ async fn take_in(
             Err(message) => *errors.entry(message).or_default() += 1,
         }
     }
-    // A client repeats a batch whose answer was lost: what is there already is not kept twice.
+    // A client repeats a batch whose answer was lost: a piece that is stored already is not stored twice.
     let known = call.store.known_logs(&sorted.logs).await?;
     sorted.logs.retain(|line| !known.contains(&(line.task.clone(), line.timestamp_ms, line.msg.clone())));
     call.store.add_logs(&sorted.logs, call.now_us).await?;
@@ -203,7 +203,7 @@ pub(crate) async fn must_exist(
     Ok(task.into())
 }
 
-/// What a run of a task reported; the newest run, if there is no number.
+/// The output that a run of a task reported; the newest run, if there is no number.
 pub(crate) async fn output_of(
     call: &Call,
     id: &str,

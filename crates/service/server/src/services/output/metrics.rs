@@ -154,7 +154,7 @@ async fn latest(call: Call, request: OfTask) -> Result<Value, ApiError> {
     Ok(json!({ "metrics": metrics }))
 }
 
-/// ClearML's key for the name of a graph or a line: names may hold dots, which its field paths can't.
+/// ClearML's key for the name of a graph or a line: names may hold dots, which its field paths cannot.
 pub(crate) fn key_of(name: &str) -> String {
     md5::Md5::digest(name).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,4 @@
-//! What tasks print, measure and make.
+//! The output of tasks: events, metrics, samples and models.
 
 pub(crate) mod compare;
 pub(crate) mod events;

@@ -92,7 +92,7 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     Ok(Created { id: row.id })
 }
 
-/// The task that a model is said to be of.
+/// The task that a request names as the source of a model.
 async fn of_task(call: &Call, task: Option<String>) -> Result<Option<Allowed<Task, Change>>, ApiError> {
     match task.filter(|task| !task.is_empty()) {
         Some(task) => Ok(Some(call.task(&task).await?)),
@@ -397,7 +397,7 @@ fn model(row: &ModelRow) -> Value {
         ("company", json!(COMPANY)),
         ("created", json!(rfc3339(row.created_us))),
         ("last_update", json!(rfc3339(row.last_update_us))),
-        // The SDK's triggers take the later one of both, and can't do without either.
+        // The SDK's triggers take the later one of both, and cannot do without either.
         ("last_change", json!(rfc3339(row.last_update_us))),
         ("task", json!(row.task)),
         ("project", json!(row.project)),

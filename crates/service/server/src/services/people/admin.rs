@@ -144,7 +144,7 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
     keys::make(&call, &id, "first key", None).await
 }
 
-/// Whether this user of Kubernetes is nobody else here; one without roles gives it up.
+/// Whether this user of Kubernetes is not the identity of another user here; one without roles gives it up.
 fn is_free(register: &Register, username: &str, name: &str) -> Result<(), ApiError> {
     let owner = register.of_identity(&identity_of(username));
     let own_roles =

@@ -107,7 +107,7 @@ impl FullBudgets {
         ))
     }
 
-    /// What limits the tasks of this project to their quota.
+    /// The reason why the tasks of this project are limited to their quota.
     pub(crate) fn limits(&self, project: &str) -> Option<String> {
         let limits = |(_, row): &(&str, &BudgetRow)| row.budget.at_full == AtFull::NoBorrowing;
         let (name, row) = self.over(project).find(limits)?;

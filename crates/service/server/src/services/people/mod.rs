@@ -1,4 +1,4 @@
-//! People and projects: who calls, with which keys and roles, and how much a project may have.
+//! People and projects: the callers, their keys and roles, and the limits of projects.
 
 pub(crate) mod admin;
 pub(crate) mod auth;

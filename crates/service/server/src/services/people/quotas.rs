@@ -53,7 +53,7 @@ pub(crate) struct ProjectQuotas {
 
 impl ProjectQuotas {
     pub(crate) async fn read(call: &Call) -> Result<Self, ApiError> {
-        // What a task counts against may be hidden from its owner.
+        // The project against which a task counts may be hidden from its owner.
         let projects = call.app.store.projects().await?;
         let with_quota: BTreeSet<&str> =
             projects.iter().filter(|row| row.quota.is_some()).map(|row| row.name.as_str()).collect();
@@ -88,7 +88,7 @@ impl ProjectQuotas {
         self.budgets.keeps_back(&row.name, has_quota)
     }
 
-    /// What keeps the tasks of the project with this id within their quota.
+    /// The reason why the tasks of the project with this id are limited to their quota.
     pub(crate) fn kept_within(&self, project: Option<&String>) -> Option<String> {
         let row = self.projects.iter().find(|row| Some(&row.id) == project)?;
         self.budgets.limits(&row.name)
@@ -118,7 +118,7 @@ impl ProjectQuotas {
     }
 }
 
-/// The request of a task. The agent refuses a task whose request can't be read; here the task requests nothing.
+/// The request of a task. The agent refuses a task whose request cannot be read; here the task requests nothing.
 pub(crate) fn request(task: &TaskRow) -> TaskRequest {
     read_request(task).unwrap_or_else(|error| {
         let id = &task.index.id;

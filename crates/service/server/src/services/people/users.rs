@@ -96,7 +96,7 @@ async fn modes(_call: Call, _request: Value) -> Result<Value, ApiError> {
     Ok(json!({"basic": basic, "sso": {}, "sso_providers": [], "authenticated": true, "server_errors": {}}))
 }
 
-/// cantle reports to nobody.
+/// cantle sends no statistics.
 async fn report_stats(_call: Call, request: Map<String, Value>) -> Result<Value, ApiError> {
     if request.get("enabled") == Some(&Value::Bool(true)) {
         return Err(ApiError::invalid("enabled: cantle reports to nobody"));

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::gpu_times;
 use crate::rights::Register;
 
-/// What a caller sees of the runs of others: names, by id.
+/// The part of the runs of others that a caller sees: names, by id.
 pub(crate) struct View {
     /// Projects that the caller may see.
     pub(crate) projects: BTreeMap<String, String>,
@@ -37,7 +37,7 @@ impl View {
         })
     }
 
-    /// Of somebody who sees all of these projects.
+    /// For a caller who sees all of these projects.
     #[cfg(test)]
     pub(crate) fn of_all(projects: BTreeMap<String, String>) -> Self {
         let (queues, people) = (BTreeMap::new(), Arc::default());
@@ -192,8 +192,8 @@ impl Records {
         parts.map(|(from_us, to_us, slices)| (Period { from_us, to_us }, slices))
     }
 
-    /// What runs held of a GPU, in parts: a run that changes its side or its slices has several. A run with several GPUs has its quota on
-    /// the first ones.
+    /// The use of a GPU by runs, in parts: a run that changes its side or its slices has several. A run with several
+    /// GPUs has its quota on the first ones.
     fn holds(&self, gpu: &str, sides: &Sides) -> Vec<Hold> {
         let of = self.runs_of.get(gpu).into_iter().flatten();
         let parts = of.flat_map(|&run| self.parts(&self.runs[run]).map(move |part| (run, part)));
@@ -275,7 +275,7 @@ pub(crate) fn label<'a>(mut tags: impl Iterator<Item = &'a str>, key: &str) -> &
     tags.find_map(|tag| tag.strip_prefix(key)?.strip_prefix([':', '='])).unwrap_or_default()
 }
 
-/// What was deleted has its id for a name.
+/// A deleted object has its id for a name.
 pub(crate) fn name_in(names: &BTreeMap<String, String>, id: &str) -> String {
     names.get(id).map_or(id, String::as_str).to_owned()
 }

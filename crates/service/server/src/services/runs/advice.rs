@@ -64,8 +64,8 @@ async fn get_advice(call: Call, request: GetAdvice) -> Result<Advised, ApiError>
     Ok(Advised { from: rfc3339(period.from_us), to: rfc3339(period.to_us), lines })
 }
 
-/// What a run tells about the size that its task needs: nothing if it was given up, had several GPUs or a MIG instance, changed its slices,
-/// or got a share for its compute time that is greater than its part of the memory.
+/// The information of a run about the size that its task needs: nothing if it was given up, had several GPUs or a MIG
+/// instance, changed its slices, or got a share for its compute time that is greater than its part of the memory.
 fn sample(run: &RunRow, held: Period, memory: &BTreeMap<String, u64>) -> Option<Sample> {
     let [slice] = run.slices.as_slice() else { return None };
     let gpu_bytes = *memory.get(&slice.gpu.0)?;

@@ -85,7 +85,7 @@ impl Quotas {
     }
 }
 
-/// Whether lines by these keys have what was lent: it is a project's, and nobody else's.
+/// Whether lines by these keys have the amounts that were lent: only a project lends.
 pub(crate) fn has_lent(by: &[UsageKey]) -> bool {
     by.contains(&UsageKey::Project)
         && by.iter().all(|key| matches!(key, UsageKey::Project | UsageKey::Day | UsageKey::Month))

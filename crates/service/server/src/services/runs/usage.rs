@@ -127,7 +127,7 @@ fn plan(period: Period, days: &[i64]) -> Vec<Stretch> {
     all
 }
 
-/// What was read of a stretch.
+/// The records that were read of a stretch.
 enum StretchRecords {
     Kept(Vec<(Period, UsagePart)>),
     Read(Box<(Records, sides::Quotas, Vec<Period>)>),
@@ -196,7 +196,7 @@ impl StretchRecords {
 /// A report that is being made.
 struct Sums {
     report: Report,
-    /// What projects lent, by the keys of their lines.
+    /// The amounts that projects lent, by the keys of their lines.
     lent: BTreeMap<Vec<String>, MilliUs>,
     view: View,
     by: Vec<UsageKey>,
@@ -228,7 +228,7 @@ impl Sums {
 
     fn finish(mut self, period: Period) -> Usage {
         let is_priced = self.prices.is_some();
-        // A line of many tasks has no name, and nobody reads those of hidden ones.
+        // A line of many tasks has no name, and the caller may not read those of hidden ones.
         let task = self.by.iter().position(|key| *key == UsageKey::Task);
         let (lines, accounts) = self.report.finish();
         let line = |((part, keys), mut line): (LineKey, Line)| {

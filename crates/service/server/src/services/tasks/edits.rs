@@ -51,7 +51,7 @@ async fn project_called(call: &Call, name: &str) -> Result<String, ApiError> {
     match projects::create(call.clone(), create).await {
         Ok(made) => Ok(made.id),
         Err(error) => {
-            // Whoever was let through may know whether it is there.
+            // A caller that was let through may know whether it is there.
             let rows = call.app.store.projects().await?;
             rows.into_iter().find(|row| row.name == *name).map(|row| row.id).ok_or(error)
         }

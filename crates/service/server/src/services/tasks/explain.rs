@@ -35,7 +35,7 @@ pub(crate) struct Board {
     fences: BTreeMap<String, FenceRow>,
     /// Queues that give tasks of lost nodes to others.
     requeues: BTreeMap<String, i64>,
-    /// What tasks wait for that wait for other tasks, by task, as the caller may know it.
+    /// The tasks that a waiting task waits for, by task, as the caller may know it.
     after: BTreeMap<String, String>,
     arrays: BTreeMap<String, ArrayProgress>,
     /// Pools, which quotas may name.
@@ -250,7 +250,8 @@ impl Board {
     }
 }
 
-/// What the tasks wait for that wait for others: `after train-1 (running)`. Tasks that the caller may not see have no name.
+/// The tasks for which the dependent tasks wait: `after train-1 (running)`. Tasks that the caller may not see have no
+/// name.
 async fn after(call: &Call) -> Result<BTreeMap<String, String>, ApiError> {
     let all = call.store.waiting_after().await?;
     let seen = call.seen();

@@ -72,7 +72,7 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     }
 }
 
-/// What is read of tasks, and what is left of them in the answer.
+/// The fields that are read of tasks, and those that are left in the answer.
 struct Reading<'a> {
     call: &'a Call,
     seen: Sight,

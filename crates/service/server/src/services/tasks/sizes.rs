@@ -18,7 +18,7 @@ pub(crate) async fn check<'a>(
     queue: &str,
     params: impl Iterator<Item = Option<&'a Value>> + Send,
 ) -> Result<(), ApiError> {
-    // What cannot be read, an agent refuses with the reason.
+    // If it cannot be read, an agent refuses the task with the reason.
     let read = |params: &Value| {
         TaskRequest::from_hyperparams(&HyperParams::deserialize(params).ok()?).ok().flatten()
     };
@@ -60,7 +60,7 @@ pub(crate) async fn check_tasks(call: &Call, queue: &str, tasks: &[String]) -> R
     check(call, queue, docs.iter().map(|doc| doc.get("hyperparams"))).await
 }
 
-/// What a task asks for that only a GPU has, apart from its size.
+/// A part of a task's request that only a GPU can serve, apart from its size.
 fn wish_about_a_gpu(request: &TaskRequest) -> Option<String> {
     match request.isolation {
         Isolation::Any => {}

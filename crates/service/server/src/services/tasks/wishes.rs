@@ -1,5 +1,5 @@
-//! What a task asks for when it enters a queue, apart from its size ([`super::sizes`]): how long it may run, and which tasks end
-//! before. It is read from the task's parameters, so that tasks of ClearML's SDK and clones have it, too.
+//! The requests of a task that enters a queue, apart from its size ([`super::sizes`]): how long it may run, and which
+//! tasks end before. It is read from the task's parameters, so that tasks of ClearML's SDK and clones have it, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -150,7 +150,7 @@ async fn wishes(
     Ok(Wishes { time, after: open(call, task, after.0).await?, array, ..Wishes::default() })
 }
 
-/// Those of the tasks to wait for that have not ended yet. What can never happen is refused.
+/// Those of the tasks to wait for that have not ended yet. A condition that can never be met is refused.
 async fn open(call: &Call, task: &str, after: Vec<After>) -> Result<Vec<After>, ApiError> {
     if after.is_empty() {
         return Ok(after);
@@ -177,7 +177,7 @@ async fn open(call: &Call, task: &str, after: Vec<After>) -> Result<Vec<After>, 
         found.into_iter().map(|index| (index.id, (index.name, index.status))).collect();
     let mut open = Vec::new();
     for after in after {
-        // What the caller may not see is as if it did not exist.
+        // A task that the caller may not see is as if it did not exist.
         let now = found.remove(&after.task).ok_or_else(|| StoreError::NoTask(after.task.clone()))?;
         let (other, ending) = (after.task.clone(), after.ending);
         let row = AfterRow { task: task.to_owned(), other, ending, now: Some(now) };

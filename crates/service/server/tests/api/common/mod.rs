@@ -196,7 +196,7 @@ pub(crate) async fn create_task(client: &Client, name: &str) -> String {
 }
 
 /// The database of the server in this directory: a schema of its own on the PostgreSQL that `CANTLE_TEST_POSTGRES` names
-/// (`tests/postgres` starts one), or else the file that is there by default.
+/// (`tests/postgres` starts one), or else the default file.
 pub(crate) async fn database_of(dir: &std::path::Path) -> Option<String> {
     use sqlx::Connection as _;
     let server = std::env::var("CANTLE_TEST_POSTGRES").ok().filter(|url| !url.is_empty())?;

@@ -1,5 +1,5 @@
 //! Endpoints × roles × id parameters × kinds of objects: each call is allowed or refused as `docs/reference/rights.md` says. The
-//! test reads the page, not the table of the server: what users are told is what is tested.
+//! test reads the page, not the table of the server: the test checks the page that users read.
 
 mod page;
 mod writes;
@@ -24,7 +24,7 @@ const ROLES: [(&str, &[&str]); 8] = [
     ("agent", &[]),
     ("run", &["see", "submit"]),
 ];
-/// What a parameter is filled with.
+/// The kinds of values that fill a parameter.
 const FILLS: [&str; 5] = ["own", "visible", "hidden", "other kind", "nothing"];
 
 /// Whose an object is, and where: what rights depend on.
@@ -229,7 +229,8 @@ fn may_object(role: &str, rights: &[&str], act: &str, at: At) -> bool {
 }
 
 impl World {
-    /// What the page says about a call in which the parameter at `path` is filled like this, all others with the caller's own.
+    /// The page's result for a call in which the parameter at `path` is filled like this, all others with the caller's
+    /// own.
     fn expected(&self, role: &str, needs: &[Need], path: &str, at: At) -> bool {
         let rights = ROLES.iter().find(|(name, _)| *name == role).unwrap().1;
         if role == "nobody" {

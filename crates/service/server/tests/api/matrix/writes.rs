@@ -7,7 +7,7 @@ use cantle_store::{LogLine, ProjectRow, ReportRow, Scalar};
 
 use super::*;
 
-/// Kinds of events, with what each needs besides its task.
+/// Kinds of events, with the members that each needs in addition to its task.
 const EVENTS: [(&str, &str); 5] = [
     ("log", r#""msg": "m", "level": "info", "worker": "w""#),
     ("training_stats_scalar", r#""metric": "m", "variant": "v", "iter": 1, "value": 1.0"#),
@@ -15,9 +15,9 @@ const EVENTS: [(&str, &str); 5] = [
     ("training_debug_image", r#""metric": "m", "variant": "v", "iter": 1, "url": "u""#),
     ("plot", r#""metric": "m", "variant": "v", "iter": 1, "plot_str": "{}""#),
 ];
-/// What the name or the id of a project is filled with.
+/// The kinds of values for the name or the id of a project.
 const PROJECTS: [&str; 6] = ["below", "hidden", "hidden by name", "task", "queue", "nothing"];
-/// What the id of a queue is filled with.
+/// The kinds of values for the id of a queue.
 const QUEUES: [&str; 5] = ["queue", "by name", "task", "project", "nothing"];
 
 /// One request, and what is expected of it.
@@ -31,7 +31,7 @@ struct Write {
     fits: bool,
 }
 
-/// What the requests write to, and what was seen of it.
+/// The objects to which the requests write, and their state at the last look.
 struct Writes {
     world: World,
     tally: BTreeMap<(&'static str, &'static str), Tally>,
@@ -98,7 +98,7 @@ impl Writes {
         if code >= 500 {
             faults.push("a fault");
         }
-        // Whatever a manager of one project may do, it is in that project; an agent may act for everybody.
+        // All actions of a manager of one project are in that project; an agent may act for every user.
         if !matches!(role, "admin" | "agent") && before.outside != after.outside {
             faults.push("something changed that is out of reach");
         }
@@ -139,7 +139,7 @@ impl Writes {
         row.id
     }
 
-    /// What names a project like this, and whether it is one in which the roles have their rights.
+    /// The value that names a project like this, and whether it is one in which the roles have their rights.
     async fn named(&mut self, role: &'static str, fill: &str) -> (String, bool) {
         let number = self.made + 1;
         match fill {
@@ -220,7 +220,7 @@ impl Writes {
                     _ => json!({"project": name, "quota": {"gpu": {"deserved": 1000}}}),
                 };
                 let allowed = role == "admin" || is_in && rights_of(role).contains(&right_of(endpoint));
-                // The administrator is refused what is no name, and what is there already.
+                // The administrator is refused an invalid name, and a name that exists already.
                 let fits = !place.contains("..") && !matches!(place, "/" | "vision" | "speech");
                 let what = format!("name={place}");
                 self.cell("projects", Write { role, endpoint, what, body: body.to_string(), allowed, fits })
@@ -229,7 +229,7 @@ impl Writes {
         }
     }
 
-    /// What names a queue like this.
+    /// The value that names a queue like this.
     async fn queue(&mut self, role: &'static str, fill: &str) -> String {
         self.made += 1;
         let name = format!("q{}", self.made);
@@ -278,7 +278,7 @@ impl Writes {
         self.cell("queues", Write { role, endpoint, what, body, allowed, fits: true }).await;
     }
 
-    /// Changes of the tasks in a queue, which belong to somebody.
+    /// Changes of the tasks in a queue, which belong to a user.
     async fn tasks_in_queues(&mut self, role: &'static str) {
         for endpoint in [
             "queues.add_task",
@@ -364,7 +364,7 @@ impl Writes {
         self.seen = Some(after);
     }
 
-    /// What removes events.
+    /// The calls that remove events.
     async fn deleted_events(&mut self, role: &'static str) {
         for (endpoint, of_model) in [
             ("events.clear_task_log", false),
@@ -430,7 +430,7 @@ async fn each_write_reaches_what_the_page_says() {
         println!("{group:8} {role:8} {of:4} cells {allowed:4} allowed {refused:4} refused");
         faults.iter().for_each(|fault| println!("{fault}"));
         (cells, wrong) = (cells + of, wrong + faults.len());
-        // The negative control: where somebody may do something, something was done.
+        // The negative control: where a role may make a change, a change was made.
         assert!(*role != "admin" || allowed > refused, "{group} {role}");
     }
     println!("{cells} cells of writes");

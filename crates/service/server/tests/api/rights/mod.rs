@@ -181,7 +181,7 @@ fn guesses(world: &World) -> Vec<Value> {
     ]
 }
 
-/// An answer without what the request itself said.
+/// An answer without the values that the request itself contained.
 fn without_echo(text: &str, body: &Value) -> String {
     let mut text = text.to_owned();
     let mut words = Vec::new();

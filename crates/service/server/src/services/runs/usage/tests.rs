@@ -130,7 +130,7 @@ fn quotas(period: Period) -> sides::Quotas {
     sides::Quotas::of(all.into_iter().filter(overlaps).collect(), names)
 }
 
-/// What the database returns for a time.
+/// The records that the database returns for a time.
 fn records(runs: &[RunRow], period: Period) -> Records {
     let runs =
         runs.iter().filter(|run| run.taken_us < Some(period.to_us) && run.ended_us > Some(period.from_us));
