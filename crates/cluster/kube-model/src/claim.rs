@@ -60,7 +60,7 @@ pub(crate) fn ends_with_pod(claim: &PodResourceClaim) -> bool {
     claim.resource_claim_name.as_deref().is_none_or(|name| slice_of_claim_name(name).is_some())
 }
 
-/// The claim itself, to be created; none while a fraction can't be turned into an amount because there is no GPU yet.
+/// The claim itself, to be created; none while a fraction cannot be turned into an amount because there is no GPU yet.
 #[must_use]
 pub fn claim(pod: &Pod, reference: &ClaimReference, sizes: &GpuSizes) -> Option<Value> {
     let spec = spec(&reference.slice, sizes)?;

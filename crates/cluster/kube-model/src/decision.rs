@@ -24,6 +24,6 @@ pub struct SliceDecision {
 pub struct DecidedGpu {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// What the scheduler has allocated of it, whatever the request says.
+    /// The scheduler's allocation of it, whatever the request contains.
     pub allocated: AllocatedPart,
 }

@@ -12,7 +12,7 @@ pub struct VersionError(pub String);
 #[error("an object of cantle's is not as cantle writes it: {0}")]
 pub struct ObjectError(#[from] pub serde_json::Error);
 
-/// A claim that can't be prepared.
+/// A claim that cannot be prepared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("claim {claim}: {why}")]
 pub struct ClaimError {

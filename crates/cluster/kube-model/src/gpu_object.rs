@@ -61,9 +61,9 @@ pub struct GpuObjectSpec {
 pub struct GpuObjectStatus {
     /// `idle`, `shared`, `whole`, `mig` or `foreign`.
     pub mode: String,
-    /// What new slices can have of its memory, as a quantity.
+    /// Memory that new slices can have, as a quantity.
     pub free: String,
-    /// What processes outside of slices hold of its memory, as a quantity.
+    /// Memory that processes outside of slices hold, as a quantity.
     pub foreign: String,
     /// The number of slices on it.
     pub slices: u32,
@@ -92,7 +92,7 @@ impl Metadata for GpuObject {
     }
 }
 
-/// What is done about an object.
+/// An action on an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GpuObjectAction {
     /// Write it, whether it exists or not.
@@ -131,7 +131,7 @@ pub fn gpu_objects(node: &Node, offers: &[Offer], leases: &[Lease]) -> Vec<GpuOb
     offers.iter().map(object).collect()
 }
 
-/// What is to be done so that these objects exist, and no others of the node.
+/// The actions after which exactly these objects of the node exist.
 #[must_use]
 pub fn steps(wanted: &[GpuObject], existing: &[GpuObject]) -> Vec<GpuObjectAction> {
     let named = |among: &[GpuObject], name: &str| among.iter().find(|each| each.name_any() == name).cloned();
@@ -161,7 +161,7 @@ fn status(offer: &Offer, slices: &[&Slice]) -> GpuObjectStatus {
     }
 }
 
-/// What becomes of a GPU's memory.
+/// The use of a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuMemoryUse {
     /// `idle`, `shared`, `whole`, `mig` or `foreign`.

@@ -73,7 +73,7 @@ pub fn quotas(
     let mut seen = BTreeSet::new();
     for pod in pods.iter().map(Borrow::borrow).filter(|pod| is_using(pod, let_go)) {
         let Some(quotas) = all.get_mut(&pod.namespace().unwrap_or_default()) else { continue };
-        // What its claims have, if that is more than the injector's one: the name of a slice is not all of it.
+        // The GPUs of its claims, if that is more than the injector's one: the name of a slice is not all of it.
         let counted = counted(view, pod).max(held(view, pod).unwrap_or(0));
         quotas.iter_mut().for_each(|quota| quota.used += counted);
         seen.extend(pod.uid());

@@ -70,8 +70,8 @@ pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// Its name in a ResourceQuota.
 pub const QUOTA_RESOURCE: &str = "requests.nvidia.com/gpu";
 
-/// The device class of a MIG profile: `mig-1g.10gb.gpu.cantle.dev`. A `+` in a profile's name can't be in the name of an
-/// object; it becomes `.`, as in NVIDIA's resource names.
+/// The device class of a MIG profile: `mig-1g.10gb.gpu.cantle.dev`. A `+` in a profile's name cannot be in the name of
+/// an object; it becomes `.`, as in NVIDIA's resource names.
 #[must_use]
 pub fn class_of_profile(profile: &str) -> String {
     format!("mig-{}.{DRIVER}", profile.replace('+', "."))

@@ -212,7 +212,7 @@ fn waiting_of(view: &ClusterView, pod: &Pod) -> Option<Waiting> {
     Some(waiting)
 }
 
-/// A label can be changed after the pod was created, and its claim can't.
+/// A label can be changed after the pod was created, and its claim cannot.
 pub(crate) fn slice_of(pod: &Pod) -> Option<SliceName> {
     let labeled = || pod.labels().get(SLICE_LABEL)?.parse().ok();
     claim_of(pod).map(|reference| reference.slice).or_else(labeled)
@@ -305,7 +305,7 @@ fn host_of(pod: &Pod) -> Host {
     sum
 }
 
-/// `500m`, `2`, `0.5`; what is none of these is nothing.
+/// `500m`, `2`, `0.5`; another form counts as 0.
 fn cpu_milli(amount: &Quantity) -> u64 {
     match amount.0.strip_suffix('m') {
         Some(milli) => milli.parse().unwrap_or(0),

@@ -58,7 +58,7 @@ impl SliceName {
     /// counts would depend on the GPU.
     ///
     /// # Errors
-    /// [`UnkeepableShare`] if the share can't be kept on it.
+    /// [`UnkeepableShare`] if the share cannot be kept on it.
     pub fn with_compute(self, compute: ComputeRequest) -> Result<Self, UnkeepableShare> {
         compute.check(&self.slice_request([]))?;
         if compute.is_enforced() && self.devices() > 1 {
@@ -160,7 +160,7 @@ impl fmt::Display for SliceName {
     }
 }
 
-/// Why a slice can't have the share of compute time.
+/// Why a slice cannot have the share of compute time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnkeepableShare {
     /// As on machines.
@@ -211,7 +211,7 @@ pub(crate) fn is_reserved(name: &str) -> bool {
     kind.is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// The profile of these tables that can be named so. A `+` in a profile's name can't be in the name of an object.
+/// The profile of these tables that can be named so. A `+` in a profile's name cannot be in the name of an object.
 pub fn profile_of<'a>(name: &str, tables: impl IntoIterator<Item = &'a Table>) -> Option<&'a str> {
     let resource = resource_of_profile(name);
     let mut known = tables.into_iter().flat_map(|table| &table.profiles).map(|profile| profile.name.as_str());
@@ -240,7 +240,8 @@ fn read(name: &str) -> Option<SliceName> {
     }
 }
 
-/// The parts of a name with a share of compute time; the share is none if it can't be read. Words of a MIG profile are not ours.
+/// The parts of a name with a share of compute time; the share is none if it cannot be read. Words of a MIG profile are
+/// not ours.
 fn split_compute(name: &str) -> Option<(&str, Option<ComputeRequest>)> {
     let of = |mode: ComputeMode| {
         let (slice, rest) = name.split_once(&format!("-{mode}"))?;

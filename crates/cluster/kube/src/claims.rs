@@ -20,7 +20,7 @@ use cantle_kube_model::names::KIND_SHARED;
 /// A claim that was created is seen after this at the latest, and one that was refused is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// What waiting pods need in the way of claims.
+/// The actions on claims that waiting pods need.
 #[derive(Default)]
 pub(crate) struct ClaimWork {
     /// To be created, by the pods' UIDs.
@@ -42,7 +42,7 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// What `waiting` pods need. `known` has all claims of the cluster.
+    /// The actions on claims that `waiting` pods need. `known` has all claims of the cluster.
     pub(crate) fn work(
         &mut self,
         waiting: &[Arc<Pod>],
@@ -199,7 +199,7 @@ mod tests {
         vec![Arc::new(serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap())]
     }
 
-    /// What is to be done for this pod where these claims are there.
+    /// The actions for this pod, given that these claims exist.
     fn work(claims: &mut Claims, there: &[ResourceClaim], mib: u64) -> ClaimWork {
         let (known, mut seen) = store();
         for claim in there {

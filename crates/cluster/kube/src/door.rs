@@ -55,7 +55,7 @@ pub(crate) struct Door {
 
 impl Door {
     /// # Errors
-    /// If the listener is none of this runtime.
+    /// If the listener cannot be registered with this runtime.
     pub(crate) fn new(
         listener: StdListener,
         tls: Option<watch::Receiver<Arc<ServerConfig>>>,
@@ -78,7 +78,7 @@ impl Listener for Door {
                     }
                     continue;
                 }
-                // The inner one logs and waits when a connection can't be accepted.
+                // The inner one logs and waits when a connection cannot be accepted.
                 accepted = Listener::accept(&mut self.listener) => accepted,
             };
             let place = self.places.take(address.ip());

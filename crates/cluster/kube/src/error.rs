@@ -31,13 +31,13 @@ pub enum KubeError {
     /// An object of cantle that is not in cantle's format.
     #[error("an object of cantle's is not as cantle writes it: {0}")]
     Object(#[source] serde_json::Error),
-    /// A certificate that can't be made.
+    /// A certificate that cannot be made.
     #[error("cannot make a certificate: {0}")]
     Certificate(#[source] rcgen::Error),
-    /// A certificate or key that can't be used.
+    /// A certificate or key that cannot be used.
     #[error("the certificate or its key cannot be used: {0}; both must be PEM and belong together")]
     Tls(String),
-    /// A file that can't be read.
+    /// A file that cannot be read.
     #[error("cannot read {path}: {why}")]
     File {
         /// Its path.
@@ -46,7 +46,7 @@ pub enum KubeError {
         #[source]
         why: std::io::Error,
     },
-    /// An address that can't be listened on.
+    /// An address that cannot be listened on.
     #[error("cannot listen on {0}: {1}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// A listener that fails.
@@ -55,10 +55,10 @@ pub enum KubeError {
     /// Something that was published and not kept.
     #[error(transparent)]
     Dropped(#[from] DroppedError),
-    /// A claim that can't be prepared.
+    /// A claim that cannot be prepared.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// A pod on the classic path that can't have its slice.
+    /// A pod on the classic path that cannot have its slice.
     #[error("pod {pod}: {why}")]
     Slice {
         /// Namespace and name.
@@ -105,7 +105,7 @@ pub enum KubeError {
         /// The error of the system.
         why: io::Error,
     },
-    /// The API server did not answer, or an answer ended too early. Who called tries again.
+    /// The API server did not answer, or an answer ended too early. The caller tries again.
     #[error("the connection to the API server: {0}")]
     Interrupted(String),
     /// Work that did not come to its end.

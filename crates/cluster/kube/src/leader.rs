@@ -21,7 +21,7 @@ pub(crate) struct Leader {
     name: String,
     identity: String,
     duration: Duration,
-    /// As the API server has it, if it is ours.
+    /// As the API server has it, if this process holds it.
     held: Option<(Lease, Instant)>,
     /// Another replica's: its version, and since when it is that.
     seen: Option<(String, Instant)>,

@@ -239,7 +239,7 @@ impl PendingPods {
         let (held, allowed) =
             waiting.into_iter().partition(|pod| beyond.contains_key(&pod.uid().unwrap_or_default()));
         waiting = allowed;
-        // None where the cluster can't be seen: pods are not held for that.
+        // None where the cluster cannot be seen: pods are not held for that.
         let mut advice = match &view {
             Some(view) if self.packs => self.advise(view, &waiting).await,
             _ => Advice::default(),
@@ -336,7 +336,7 @@ impl PendingPods {
     }
 
     /// An event for each pod that waits, when the reason has changed. It is sent once kube-scheduler finds no node for the pod:
-    /// kube-scheduler reports that claims can't be allocated, but neither the request nor the free capacity.
+    /// kube-scheduler reports that claims cannot be allocated, but neither the request nor the free capacity.
     async fn tell(
         &mut self,
         held: &[Arc<Pod>],
@@ -373,7 +373,7 @@ impl PendingPods {
     }
 }
 
-/// What a pod needs.
+/// The actions that a pod needs.
 struct PodWork {
     pod: Arc<Pod>,
     uid: String,
@@ -383,7 +383,7 @@ struct PodWork {
     is_held: bool,
 }
 
-/// What came of it.
+/// The results of these actions.
 struct Done {
     uid: String,
     /// Set if a claim was to be created.
@@ -393,7 +393,8 @@ struct Done {
 }
 
 impl PodWork {
-    /// Creates the claim, nominates, and then lets kube-scheduler have the pod. A nomination that fails holds nothing up.
+    /// Creates the claim, nominates, and then lets kube-scheduler have the pod. If the nomination fails, the pod is
+    /// scheduled anyway.
     async fn carry_out(self, client: &Client) -> Done {
         let Self { pod, uid, claim, nomination, is_held } = self;
         let create = async { Some(claims::create(client, claim.as_ref()?).await) };

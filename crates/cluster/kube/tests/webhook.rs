@@ -226,7 +226,7 @@ async fn large_bodies_of_strangers_are_bounded() {
     for stream in held {
         assert_eq!(answer(stream).await, "408");
     }
-    // What a list of zeros would become is more than its bytes.
+    // A list of zeros takes more memory than its bytes when it is parsed.
     let zeros = format!("[{}0]", "0,".repeat(300_000));
     let url = format!("https://localhost:{port}/mutate");
     let sent = client.post(url).body(zeros).send().await.unwrap();

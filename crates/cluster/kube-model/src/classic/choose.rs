@@ -52,8 +52,8 @@ fn without(record: &NodeRecord, uid: &str) -> NodeRecord {
     others
 }
 
-/// The node's GPUs as this ask sees them. One that changes by itself is what the ask needs, but shares and instances exclude
-/// each other: of a GPU whose slices are of the other kind nothing is left.
+/// The node's GPUs as offers for this request. A GPU that switches its mode automatically satisfies the request. But
+/// shares and instances exclude each other: a GPU whose slices are of the other kind has no room.
 fn offers(record: &NodeRecord, slice_name: &SliceName) -> Vec<Offer> {
     let slices = || record.placements.values().flat_map(|placement| &placement.slices);
     let offer = |offered: &OfferedGpu| {

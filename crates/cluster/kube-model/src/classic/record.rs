@@ -27,7 +27,7 @@ pub struct OfferedGpu {
     /// Its profiles, if it is in MIG mode or can change into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Table>,
-    /// Does it change between shares and instances by itself?
+    /// Does it switch between shares and instances automatically?
     #[serde(default)]
     pub switches: bool,
     /// Its holder, where NVIDIA's device plugin allocates it; none where it belongs to cantle alone.
@@ -68,7 +68,7 @@ impl PluginHolder {
         pod.split_once('/').is_some_and(|(namespace, _)| namespace == RESERVATION_NAMESPACE)
     }
 
-    /// The pod that has it and is none of cantle's, as `namespace/name`.
+    /// The pod that has it and is not one of cantle's, as `namespace/name`.
     pub fn stranger(&self) -> Option<&str> {
         match self {
             Self::Pod(pod) if !self.is_reservation() => Some(pod),
@@ -140,7 +140,7 @@ impl NodeRecord {
     /// As annotations of the node; `null` where there is nothing to write down.
     ///
     /// # Errors
-    /// [`ObjectError`] if it can't be written as JSON.
+    /// [`ObjectError`] if it cannot be written as JSON.
     pub fn annotations(&self) -> Result<Value, ObjectError> {
         Ok(json!({
             GPUS_ANNOTATION: text(&self.gpus, self.gpus.is_empty())?,

@@ -156,7 +156,7 @@ impl Draft {
             mig: !self.shares,
         };
         let table = (!self.profiles.is_empty()).then(|| Arc::new(table));
-        // A GPU that has devices of both kinds changes between them by itself.
+        // A GPU that has devices of both kinds switches between them automatically.
         let switches = self.shares && table.is_some();
         let offer = Offer { table, switches, closed: self.is_shut, ..Offer::new(gpu) };
         ViewGpu { offer, by_plugin: false }

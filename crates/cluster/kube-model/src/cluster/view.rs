@@ -69,7 +69,7 @@ pub struct PodSlices {
     pub name: String,
     /// Its slices there.
     pub slices: Vec<Slice>,
-    /// Is it the allocation of a claim on cantle's devices, and none that stands for `nvidia.com/gpu`?
+    /// Is it the allocation of a claim on cantle's devices, and not one that represents `nvidia.com/gpu`?
     pub by_claim: bool,
 }
 
@@ -171,7 +171,7 @@ fn holdings(claim: &ResourceClaim, pools: &BTreeMap<&str, NodeDevices>) -> Vec<P
             by_node.entry(&result.pool).or_default().push(slice);
         }
     }
-    // Kubernetes counts these as what they stand for.
+    // Kubernetes counts these as the resource that they represent.
     let is_resource = claim.metadata.annotations.iter().any(|all| all.contains_key(OF_RESOURCE));
     let classes = claim.spec.devices.iter().flat_map(|devices| &devices.requests).flatten();
     let mut classes = classes.filter_map(|request| request.exactly.as_ref());

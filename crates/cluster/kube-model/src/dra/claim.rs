@@ -148,7 +148,7 @@ fn with_compute(
     Ok((slice, compute))
 }
 
-/// What the scheduler counted of the GPU. The node compares every slice that it creates with it.
+/// The part of the GPU that the scheduler counted. The node compares every slice that it creates with it.
 fn allocated(device: &NodeDevice, counted: &GpuRequest) -> Result<AllocatedPart, String> {
     match &device.kind {
         DeviceKind::Mig { profile, start } => {

@@ -26,7 +26,7 @@ pub fn annotations(asked: ComputeRequest) -> BTreeMap<&'static str, String> {
 /// The share that the pod's annotations ask for.
 ///
 /// # Errors
-/// Names the annotation that can't be read, or that only NVIDIA's programs could do something about.
+/// Names the annotation that cannot be read, or that only NVIDIA's programs could do something about.
 pub(super) fn stated(pod: &Pod) -> Result<ComputeRequest, Denial> {
     without_nvidias(pod)?;
     let given = |name: &str| pod.annotations().get(name);
@@ -47,7 +47,7 @@ pub(super) fn stated(pod: &Pod) -> Result<ComputeRequest, Denial> {
 /// The slice with this share.
 ///
 /// # Errors
-/// If it can't be kept there.
+/// If it cannot be kept there.
 pub(super) fn of_slice(slice_name: SliceName, asked: ComputeRequest) -> Result<SliceName, Denial> {
     slice_name.with_compute(asked).map_err(denial)
 }

@@ -40,7 +40,7 @@ pub enum Denial {
         "containers {0} ask for a GPU; one can have it, name it in annotation gpu-fraction-container-name"
     )]
     SeveralContainers(String),
-    /// What the injector gives, in a pod that requests nothing.
+    /// A setting that only the injector makes, in a pod that requests nothing.
     #[error(
         "{0} is set by cantle's injector alone; leave it out, and request a share with the label clearml-injector/fraction"
     )]
@@ -53,9 +53,9 @@ pub enum Denial {
     Lifts {
         /// The container.
         container: String,
-        /// What it has.
+        /// The part of its spec that is refused.
         what: String,
-        /// What to do.
+        /// The action that solves it.
         right: &'static str,
     },
     /// A scheduler that knows nothing of slices.
@@ -71,7 +71,7 @@ pub enum Denial {
         "spec.nodeName is \"{0}\", so no scheduler would give out its slice; write nodeSelector kubernetes.io/hostname in its place"
     )]
     NamedNode(String),
-    /// A share of compute time that can't be kept.
+    /// A share of compute time that cannot be kept.
     #[error("{0}")]
     Compute(String),
     /// A share of compute time of no GPU.

@@ -98,7 +98,7 @@ pub fn inject_ephemeral(pod: &Value, old: &Value, rules: &Rules) -> Result<Value
     let mut changed = pod.clone();
     let list = changed.pointer_mut("/spec/ephemeralContainers").and_then(Value::as_array_mut);
     for container in list.into_iter().flatten() {
-        // Those that are there can't be changed any more.
+        // Those that are there cannot be changed any more.
         if !known.iter().any(|name| container["name"] == **name) {
             hide_gpus(container);
         }

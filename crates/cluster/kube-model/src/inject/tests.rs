@@ -340,7 +340,7 @@ fn a_container_added_later_gets_nothing() {
     new["spec"]["ephemeralContainers"][0]["securityContext"] = json!({"privileged": true});
     let refused = inject_ephemeral(&new, &old, &Rules::default()).unwrap_err().to_string();
     assert!(refused.starts_with("container debug is privileged"), "{refused}");
-    // One that was there before cantle came can't be changed, so it does not stop others.
+    // One that was there before cantle came cannot be changed, so it does not stop others.
     assert!(inject_ephemeral(&new, &new, &Rules::default()).is_ok());
 }
 

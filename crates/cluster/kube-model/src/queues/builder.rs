@@ -17,7 +17,7 @@ pub const TASK_LABEL: &str = "clearml-task-id";
 pub const QUEUE_LABEL: &str = "clearml-agent-queue";
 /// The queue by name, which may be no label.
 pub const QUEUE_ANNOTATION: &str = "cantle.dev/queue";
-/// A pod with it is not scheduled: the task is not ours yet.
+/// A pod with it is not scheduled: the controller has not claimed the task yet.
 pub const GATE: &str = "cantle.dev/task-not-taken";
 /// A pod does not vanish before its task's state is reported.
 pub const FINALIZER: &str = "cantle.dev/task-state";
@@ -53,7 +53,7 @@ pub struct PodBuilder {
     pub access: ServerAccess,
 }
 
-/// The name of a task's pod: a second one can't be made.
+/// The name of a task's pod: a second one cannot be made.
 pub fn name_of(task: &str) -> String {
     format!("clearml-id-{}", task.to_ascii_lowercase())
 }
@@ -62,7 +62,7 @@ impl PodBuilder {
     /// The pod of a task, not yet to be scheduled.
     ///
     /// # Errors
-    /// If the task can't run so.
+    /// If the task cannot run so.
     pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
         let request = runnable(task).map_err(|why| why.to_string())?;
         if let Some(name) = request.secrets.first() {

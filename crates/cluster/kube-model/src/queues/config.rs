@@ -37,7 +37,7 @@ pub enum QueueFileError {
         /// The entry.
         what: String,
     },
-    /// Files that can't be brought along.
+    /// Files that cannot be brought along.
     #[error("{place}: {what}")]
     Files {
         /// The template's queue.

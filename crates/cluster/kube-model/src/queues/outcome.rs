@@ -178,7 +178,7 @@ fn judge_running(pod: &Pod, now: Timestamp, image_grace_s: i64) -> PodAction {
     }
 }
 
-/// Will nothing more be heard of a deleted pod?
+/// Will no more reports about a deleted pod arrive?
 fn is_gone(pod: &Pod) -> bool {
     let at_once = pod.metadata.deletion_grace_period_seconds == Some(0);
     pod.metadata.deletion_timestamp.is_some() && (at_once || node(pod).is_empty())

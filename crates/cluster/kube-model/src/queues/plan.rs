@@ -135,12 +135,12 @@ fn without_pools(candidates: &[TaskCandidate], fleet: &Fleet) -> (Vec<TaskCandid
     (placed, held)
 }
 
-/// The pods that hold GPUs, ours and others; and those of ours that have no node yet.
+/// The pods that hold GPUs, of this controller and of others; and the pods of this controller that have no node yet.
 fn running<'a>(view: &ClusterView, own: &'a [OwnPod]) -> (Vec<Running>, Vec<&'a OwnPod>) {
     let by_uid: BTreeMap<&str, &OwnPod> = own.iter().map(|own| (own.uid.as_str(), own)).collect();
     let of_holding = |holding: &PodSlices| match by_uid.get(holding.pod.as_str()) {
         Some(own) => ours(own, &holding.node, holding.slices.clone()),
-        // Not against any project, and not ours to stop.
+        // It counts against no project, and this controller may not stop it.
         None => running_of(
             &holding.name,
             &holding.pod,
@@ -204,7 +204,7 @@ fn placed<'a>(
     Ok((placed, unplaced))
 }
 
-/// A pod without a place counts for its project all the same: it may get one any moment.
+/// A pod without a place still counts for its project: it may get one any moment.
 fn counted(own: &OwnPod, fleet: &Fleet) -> Held {
     let held = fleet.held.iter().find(|held| held.lease == own.uid);
     let milli = own.admitted.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();

@@ -60,7 +60,7 @@ impl PodRequest {
     /// Of the pod that a task of a queue with this template will have.
     pub fn of_task(template: &Map<String, Value>, request: &TaskRequest) -> Self {
         let mut template = template.clone();
-        // What can't be had at all is refused when the pod is created.
+        // A request that can never be satisfied is refused when the pod is created.
         own_request::apply(&mut template, request);
         let (metadata, mut spec, container) = parts(&template);
         let mut resources = container["resources"].clone();

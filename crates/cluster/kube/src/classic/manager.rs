@@ -28,7 +28,7 @@ use cantle_kube_model::phase::has_ended;
 /// A placement whose pod has not arrived by then belongs to a pod that was not bound.
 const BOUND_WITHIN_MS: i64 = 60_000;
 
-/// What the node has published.
+/// The data that the node has published.
 pub(super) struct Published {
     /// Is there a GPU that answers?
     pub(super) has_gpus: bool,
@@ -66,7 +66,7 @@ impl Manager {
         Api::all(self.client.clone())
     }
 
-    /// Makes what the pod that has this slot was given, as far as it is not there yet.
+    /// Creates the missing slices of the allocation of the pod that has this slot.
     pub(super) async fn prepare(&self, slot: &str) -> Result<(), KubeError> {
         let mut turn = self.turn.lock().await;
         let holder = self.holder(slot).await?;

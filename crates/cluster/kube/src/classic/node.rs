@@ -40,7 +40,7 @@ pub struct PluginConfig {
 /// Serves until `stop` is set. Pods keep their slices, and the next plugin finds them.
 ///
 /// # Errors
-/// If it can't start, or the cluster does not have what it needs.
+/// If it cannot start, or the cluster does not have what it needs.
 pub async fn run(
     client: Client,
     config: NodeConfig,

@@ -126,7 +126,7 @@ impl DevicePlugin for Plugin {
 /// plugin, so the registration starts again.
 ///
 /// # Errors
-/// If the socket can't be made, or fails.
+/// If the socket cannot be made, or fails.
 pub(super) async fn serve(
     manager: Arc<Manager>,
     health: watch::Receiver<SlotHealth>,

@@ -77,11 +77,11 @@ struct Freed {
     before: Option<String>,
 }
 
-/// What pods can have of a node.
+/// The capacity of a node that pods can have.
 struct NodeCapacity {
     /// The number of placements, and of GPUs that other pods have.
     taken: usize,
-    /// Its GPUs, whoever has them.
+    /// Its GPUs, free or not.
     gpus: Vec<OfferedGpu>,
 }
 

@@ -82,7 +82,7 @@ impl Watched {
     /// As it is now.
     ///
     /// # Errors
-    /// [`KubeError::Unseen`] if it can't be read.
+    /// [`KubeError::Unseen`] if it cannot be read.
     pub(crate) async fn view(&self) -> Result<ClusterView, KubeError> {
         let ready = async {
             self.nodes.wait_until_ready().await?;
@@ -109,7 +109,7 @@ async fn is_gpu_claimed(client: &Client) -> Result<bool, KubeError> {
     Ok(class.and_then(|class| class.spec.extended_resource_name).is_some_and(|name| name == GPU_RESOURCE))
 }
 
-/// Of a pod that is not ours only what it holds.
+/// Keeps only the slices of a pod that this controller did not create.
 pub(crate) fn strip(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     // Its labels are what PodDisruptionBudgets go by.

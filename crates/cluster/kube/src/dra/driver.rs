@@ -64,7 +64,7 @@ impl Driver {
         blocking(&self.grants, |grants| Ok(grants.turn_mig_on()?)).await
     }
 
-    /// Makes what a claim was given, as far as it is not there yet.
+    /// Creates the missing slices of a claim's allocation.
     pub(super) async fn prepare(&self, asked: &Claim) -> Result<Vec<Device>, KubeError> {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &asked.namespace);
         let claim = api.get(&asked.name).await?;

@@ -36,7 +36,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Serves until `stop` is set. Pods keep their slices, and the next driver finds them.
 ///
 /// # Errors
-/// If it can't start, or the cluster does not have what it needs.
+/// If it cannot start, or the cluster does not have what it needs.
 pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>) -> Result<(), KubeError> {
     let version = server_version(&client).await?;
     if version < Version::FLOOR {

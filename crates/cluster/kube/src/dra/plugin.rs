@@ -105,7 +105,7 @@ impl Registration for Registrar {
 /// registration comes last and goes first.
 ///
 /// # Errors
-/// If a socket can't be made, or fails.
+/// If a socket cannot be made, or fails.
 pub(super) async fn serve(
     driver: Driver,
     kubelet_dir: &Path,

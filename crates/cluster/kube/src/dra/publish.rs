@@ -44,11 +44,11 @@ impl Publisher {
         watcher(self.api.clone(), watcher::Config::default().fields(&self.selector()))
     }
 
-    /// Publishes the inventory, if it is not what is there already. Every change is a new generation of the pool: the
+    /// Publishes the inventory, if it differs from the published one. Every change is a new generation of the pool: the
     /// scheduler uses none that is not complete.
     ///
     /// # Errors
-    /// If the API server can't be reached, or drops what it does not know ([`KubeError::Dropped`]).
+    /// If the API server cannot be reached, or drops what it does not know ([`KubeError::Dropped`]).
     pub(super) async fn publish(&self, inventory: &Inventory) -> Result<(), KubeError> {
         let node = self.nodes.get(&self.node).await?;
         let keeps_taints = self.keeps_taints.load(Ordering::Relaxed);

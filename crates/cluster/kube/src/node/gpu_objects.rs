@@ -38,7 +38,7 @@ pub(crate) struct GpuObjects {
     failure: Option<String>,
 }
 
-/// What the API server has.
+/// The objects that the API server has.
 struct PublishedObjects {
     node: Node,
     objects: Vec<GpuObject>,
@@ -66,7 +66,7 @@ impl GpuObjects {
 
     /// Writes what has changed since the last call.
     async fn update(&mut self, offers: &[Offer], leases: &[Lease]) -> Result<(), KubeError> {
-        // Forgotten by an error, after which nobody knows what was written.
+        // An error clears this, because it is unknown then which objects were written.
         let known = match self.known.take() {
             Some(known) if known.compared.elapsed() < COMPARE_EVERY => known,
             _ => {
@@ -101,7 +101,7 @@ impl GpuObjects {
         }
     }
 
-    /// Deletes them, because nobody keeps them current from now on.
+    /// Deletes them, because no program keeps them current from now on.
     pub(crate) async fn remove(&self) {
         let all = async {
             for object in self.list().await? {
@@ -138,7 +138,7 @@ pub(crate) async fn keep_gpu_objects(
     let mut look = ticks(LOOK_EVERY);
     loop {
         look.tick().await;
-        // If they can't be read, what publishes the node's devices reports it.
+        // If they cannot be read, what publishes the node's devices reports it.
         let Ok((offers, leases)) = held().await else { continue };
         match objects.update(&offers, &leases).await {
             Ok(()) => objects.report(None),

@@ -33,7 +33,7 @@ pub(super) enum PodCreation {
 }
 
 impl Controller {
-    /// Does what is to be done about a pod.
+    /// Carries out the action for a pod.
     pub(super) async fn act(&self, pod: &Pod, step: PodAction) -> Result<ActionResult, KubeError> {
         let Some(task) = task_of(pod).filter(|_| self.leader.leads()) else {
             return Ok(ActionResult::Nothing);
@@ -155,7 +155,7 @@ impl Controller {
         }
     }
 
-    /// The task can't ever get a pod.
+    /// The task cannot ever get a pod.
     async fn fail(&self, task: &str, why: String) -> PodCreation {
         tracing::info!(task, "failed: {why}");
         match self.server.end(task, &TaskOutcome::Failed(why)).await {

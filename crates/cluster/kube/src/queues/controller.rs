@@ -82,12 +82,12 @@ impl Controller {
         self.builder.file.queues.iter().position(|queue| queue.name == *name)
     }
 
-    /// Is it known that a task can't be given a pod just now?
+    /// Is it known that a task cannot be given a pod just now?
     pub(super) fn is_held(&self, task: &str) -> bool {
         self.memory.held_at.contains_key(task)
     }
 
-    /// Remembers what came of actions on pods, by uid.
+    /// Remembers the outcomes of actions on pods, by uid.
     pub(super) fn note(&mut self, results: Vec<(Option<String>, Result<ActionResult, KubeError>)>) {
         for (uid, result) in results {
             let uid = known_uid(uid);

@@ -126,7 +126,7 @@ impl Source {
             sleep(RETRY).await;
         }
         loop {
-            // ClusterQuestion before the log is opened: then its end is the end of all.
+            // Asked before the log is opened: then its end is the end of all.
             let last_time = *is_over.borrow();
             match self.read(&mut sent).await {
                 Ok(()) if last_time => return,

@@ -52,7 +52,7 @@ pub struct QueueSettings {
     pub file: QueueFile,
     /// The server's address, also for tasks unless the file has another for them.
     pub url: String,
-    /// What calls it.
+    /// The client that calls the server.
     pub client: ClearMl,
     /// The keys of tasks.
     pub task_keys: ServerKeys,

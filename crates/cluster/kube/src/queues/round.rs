@@ -27,7 +27,7 @@ use cantle_kube_model::queues::plan::ClusterDecision;
 
 /// Maximum number of concurrent calls.
 const AT_ONCE: usize = 16;
-/// A task that can't be given a pod is tried again after this.
+/// A task that cannot be given a pod is tried again after this.
 const HOLD: Duration = Duration::from_secs(5);
 /// Interval of reports to the server that the queues are served.
 const REPORT: Duration = Duration::from_secs(30);
@@ -246,7 +246,8 @@ impl Controller {
         actions
     }
 
-    /// A task that is in no queue may be about to be started by another agent; only after a while it is ours to next_action.
+    /// A task that is in no queue may be about to be started by another agent; this controller may act on it only after
+    /// the grace period.
     fn is_to_be_taken(&mut self, uid: &str, pod: &Pod, task: &str, backlog: &Backlog) -> bool {
         let waits = backlog.values().flatten().any(|waiting| waiting == task);
         if waits || self.queue_at(pod).is_none() {

@@ -59,7 +59,7 @@ impl Server {
         Ok(())
     }
 
-    /// Somebody serves these queues.
+    /// Reports that this worker serves these queues.
     pub(super) async fn report(&self, worker: &str, queues: &[String]) -> Result<(), WireError> {
         let report = workers::StatusReport {
             worker: worker.to_owned(),
@@ -119,8 +119,8 @@ impl Server {
         self.client.call_extended(&report).await.map(drop)
     }
 
-    /// The server decides which tasks have to stop. ClusterDecision on what is no longer so, nobody has; the next look sees
-    /// how it is.
+    /// The server decides which tasks have to stop. A decision about a state that has changed meanwhile evicts nothing;
+    /// the next look sees the new state.
     pub(super) async fn evict(
         &self,
         node: &str,

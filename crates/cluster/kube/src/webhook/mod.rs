@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Listens on an address.
 ///
 /// # Errors
-/// If that can't be.
+/// If that cannot be.
 pub fn listen(at: SocketAddr) -> Result<TcpListener, KubeError> {
     let bound = TcpListener::bind(at).and_then(|bound| bound.set_nonblocking(true).map(|()| bound));
     bound.map_err(|error| KubeError::Listen(at, error))

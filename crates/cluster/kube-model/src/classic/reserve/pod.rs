@@ -23,9 +23,9 @@ pub fn node_of(pod: &Pod) -> Option<&str> {
 
 impl ReservationKind {
     /// The pod `name`, which takes this number of devices of `node`: a GPU, or all that its GPUs are shared as. The
-    /// cluster's scheduler places it, so that it can't get a GPU that was allocated to another pod at the same moment. It
-    /// bears all taints: a pod that asked for a slice has been found fit for the node, and as long as its slice is there,
-    /// the reservation stays too.
+    /// cluster's scheduler places it, so that it cannot get a GPU that was allocated to another pod at the same moment.
+    /// It bears all taints: a pod that asked for a slice has been found fit for the node, and as long as its slice is
+    /// there, the reservation stays too.
     ///
     /// # Errors
     /// Never, if the cluster's objects are as they should be.
