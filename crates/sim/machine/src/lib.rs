@@ -35,7 +35,7 @@ pub use layout::Layout;
 /// The GPUs of a machine if none are named.
 pub const DEFAULT_GPUS: &str = "1xA100-40GB";
 
-/// Why a machine can't be entered.
+/// Why a machine cannot be entered.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's text says it")]
 pub enum MachineError {
@@ -74,7 +74,7 @@ pub struct Machine {
 /// there. The machine stays as it is while any process runs in it.
 ///
 /// # Errors
-/// If this host can't have such a machine, or the machine is in use with other GPUs.
+/// If this host cannot have such a machine, or the machine is in use with other GPUs.
 pub fn enter(machine: &Machine) -> Result<()> {
     let Machine { home, lib_dir, .. } = machine;
     step("make its directory", || fs::create_dir_all(home.join("run")))?;

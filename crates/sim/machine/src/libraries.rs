@@ -95,7 +95,8 @@ fn put_directory(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
     stage.overlay(&more, &there)
 }
 
-/// A `/run` with a directory for the driver, for users who can't make one in the host's. Everything else in it is the host's.
+/// A `/run` with a directory for the driver, for users who cannot make one in the host's. Everything else in it is the
+/// host's.
 fn put_run(stage: &Stage, dir: &Path) -> Result<()> {
     let run = stage.directory("run")?;
     for entry in step("read /run", || fs::read_dir("/run"))? {
@@ -104,7 +105,7 @@ fn put_run(stage: &Stage, dir: &Path) -> Result<()> {
     }
     step(&format!("make {}", dir.display()), || {
         fs::create_dir(run.join(dir.file_name().unwrap_or_default()))?;
-        // Ordinary users can't make anything there.
+        // Ordinary users cannot make anything there.
         fs::set_permissions(&run, Permissions::from_mode(0o555))
     })?;
     bind(&run, Path::new("/run"))

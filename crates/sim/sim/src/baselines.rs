@@ -29,7 +29,7 @@ fn left(node: &NodeFree, gpus: &[(usize, Cut)]) -> u32 {
     gpus.iter().map(|(at, share)| node.gpus[*at].milli - share.milli.0).sum()
 }
 
-/// Fragmentation gradient descent: where the expected amount of GPU that typical tasks can't use grows least.
+/// Fragmentation gradient descent: where the expected amount of GPU that typical tasks cannot use grows least.
 #[derive(Clone, Debug)]
 pub(crate) struct Fgd {
     typical: Vec<Typical>,
@@ -49,7 +49,7 @@ impl Fgd {
     pub(crate) fn new(mix: &[(Demand, u32)], cluster: &Cluster) -> Self {
         let mut counts: BTreeMap<Shape, f64> = BTreeMap::new();
         for (demand, count) in mix {
-            // The paper's target workload doesn't look at main memory.
+            // The paper's target workload does not look at main memory.
             let host = Host { memory_bytes: 0, ..demand.host };
             *counts.entry(cluster.shape(&Demand { host, ..demand.clone() })).or_default() +=
                 f64::from(*count);
@@ -68,7 +68,7 @@ impl Fgd {
         Self { typical: typical.collect() }
     }
 
-    /// Expected thousandths of the node's free GPUs that a typical task can't use.
+    /// Expected thousandths of the node's free GPUs that a typical task cannot use.
     fn fragments(&self, node: &NodeFree) -> f64 {
         let free: u32 = node.gpus.iter().map(|gpu| gpu.milli).sum();
         self.typical
@@ -78,7 +78,7 @@ impl Fgd {
     }
 }
 
-/// Free thousandths on GPUs too full for `shape`; `None` if it can't run on the node at all.
+/// Free thousandths on GPUs too full for `shape`; `None` if it cannot run on the node at all.
 fn unusable(node: &NodeFree, shape: &Shape) -> Option<u32> {
     if !shape.host().fits_in(node.host) || shape.devices().0 == 0 {
         return None;

@@ -32,10 +32,10 @@ pub use policy::ReplayPolicy;
 pub use run::run_scenario;
 pub use scenario::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode};
 
-/// Why a scenario can't be run, or did not go as expected.
+/// Why a scenario cannot be run, or did not go as expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// A line that can't be read.
+    /// A line that cannot be read.
     #[error("line {line}: {what}")]
     Syntax {
         /// Line number, from 1.

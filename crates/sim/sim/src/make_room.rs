@@ -1,5 +1,5 @@
 //! Replays tasks that arrive and end as in the trace, some of them urgent, and counts the work that is lost when others make room for those:
-//! queued again, they begin anew; suspended, they go on where they were.
+//! queued again, they begin again from scratch; suspended, they go on where they were.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::openb::{Trace, TraceTask};
 use crate::random::Random;
 
-/// One task in so many is urgent.
+/// One task in this number is urgent.
 const URGENT: usize = 10;
 /// As many waiting tasks are planned for at a time, as an agent does.
 const HEAD: usize = 50;
@@ -44,7 +44,7 @@ pub struct MadeRoom {
 
 struct Task {
     at_s: u64,
-    /// What is left to run.
+    /// The work that is left.
     left_s: u64,
     gpu_milli: u64,
     waiting: Waiting,
@@ -125,7 +125,7 @@ fn arrivals<'a>(trace: &'a Trace, nodes: &[Node], seed: u64, copies: usize) -> O
 impl World {
     fn new(mut nodes: Vec<Node>, preempt: Preempt, seed: u64) -> Self {
         for node in &mut nodes {
-            // What is suspended comes back on its node only.
+            // A suspended task comes back on its node only.
             let pool = node.name.clone();
             node.gpus.iter_mut().for_each(|gpu| gpu.pools = vec![pool.clone()]);
         }
@@ -289,7 +289,7 @@ impl World {
         }
     }
 
-    /// The waiting tasks that have made room for nobody; the others are in front of the head.
+    /// The waiting tasks that have not made room for another one; the others are in front of the head.
     fn newcomers(&self) -> usize {
         self.state.queues[0].waiting.iter().filter(|waiting| waiting.yielded_to.is_none()).count()
     }

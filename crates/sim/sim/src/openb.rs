@@ -9,7 +9,7 @@ use cantle_sched::{Demand, GpuDemand, GpuState, Host, Mix, Node};
 
 use crate::random::Random;
 
-/// Memory that a GPU of the trace is given, because the trace doesn't contain it: so much that every thousandth is a
+/// Memory that a GPU of the trace is given, because the trace does not contain it: so much that every thousandth is a
 /// granule.
 const GPU_BYTES: u64 = 1000 * GRANULE_BYTES;
 
@@ -36,7 +36,7 @@ pub struct TraceTask {
     pub times: Option<(u64, u64)>,
 }
 
-/// Why a trace can't be read.
+/// Why a trace cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
     /// A column is missing.
@@ -71,7 +71,7 @@ pub enum TraceError {
 /// Reads the text of a node list and a pod list.
 ///
 /// # Errors
-/// Names the file, the line and the column that can't be read.
+/// Names the file, the line and the column that cannot be read.
 pub fn load(nodes_csv: &str, pods_csv: &str) -> Result<Trace, TraceError> {
     let nodes = Table::new("nodes", nodes_csv);
     let pods = Table::new("pods", pods_csv);

@@ -9,7 +9,7 @@ use crate::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, Scen
 /// Reads a scenario.
 ///
 /// # Errors
-/// Names the first line that can't be read and what would be right.
+/// Names the first line that cannot be read and what would be right.
 pub fn parse(text: &str) -> Result<Scenario, SimError> {
     let mut scenario = Scenario::default();
     for (at, line) in text.lines().enumerate() {

@@ -172,7 +172,7 @@ impl Picture {
     }
 
     fn push(&mut self, line: &str) {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.svg, "{line}");
     }
 }

@@ -15,7 +15,7 @@ const ROUNDS: usize = 100;
 /// Runs the scenario in `text` and returns what happened, a line each.
 ///
 /// # Errors
-/// A line that can't be read, a plan that fails its audit or is not stable, or expectations that were not met.
+/// A line that cannot be read, a plan that fails its audit or is not stable, or expectations that were not met.
 pub fn run_scenario(text: &str) -> Result<String, SimError> {
     let scenario = parse(text)?;
     let mut world = World::new(&scenario);
@@ -272,7 +272,7 @@ impl<'a> World<'a> {
     }
 
     fn say(&mut self, now_ms: i64, what: std::fmt::Arguments<'_>) {
-        // Writing to a String can't fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(self.output, "{:>6}  {what}", seconds(now_ms));
     }
 }

@@ -31,7 +31,7 @@ fn waits(trace: &Trace, name: &str) -> Waits {
 
 #[test]
 fn no_policy_exceeds_the_bound() {
-    // 0.81 pairs with nothing, 0.6 with 0.4, whole ones fill up: some 7 % can't be used by anybody.
+    // 0.81 pairs with nothing, 0.6 with 0.4, whole ones fill up: some 7 % cannot be used by anybody.
     let sizes = [(1, 810), (1, 600), (1, 400), (1, 470), (2, 1000), (1, 1000)];
     let tasks: Vec<_> =
         (0..300).map(|at| sizes[at % sizes.len()]).map(|(gpus, milli)| (gpus, milli, 0, 1)).collect();

@@ -4,9 +4,10 @@
 //! every driver about its callers are stated and used here, and not in three hundred places:
 //!
 //! **The C contract.** A pointer that a program passes to an exported function is null or, until the function returns, valid for
-//! what its documentation says that the function reads or writes: one value, as many as an argument counts, or a NUL-terminated
-//! string. No other thread uses that memory meanwhile. It need not be aligned: every access here is an unaligned one. What is
-//! read is plain C data (`T` is an integer, a pointer, or a structure or array of these), for which any bytes are valid.
+//! the reads and writes that the function's documentation lists: one value, as many as an argument counts, or a
+//! NUL-terminated string. No other thread uses that memory meanwhile. It need not be aligned: every access here is an
+//! unaligned one. The values that are read are plain C data (`T` is an integer, a pointer, or a structure or array of
+//! these), for which any bytes are valid.
 
 use std::ffi::{CStr, c_char};
 

@@ -4,9 +4,9 @@
 //! holds how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
 //! `libnvidia-ml.so.1` (feature `nvml`). A third one, a stand-in for NVIDIA's CUDA runtime (features `cudart` for `libcudart.so.13`,
 //! `cudart12` for `libcudart.so.12`), uses only the driver's exported functions. Memory is counted, not provided: device
-//! addresses can't be dereferenced, copies and kernels succeed without doing anything.
+//! addresses cannot be dereferenced, copies and kernels succeed without doing anything.
 //!
-//! What counts as consumed (the same rule the shim charges by):
+//! The memory that counts as consumed (the same rule the shim charges by):
 //! - an allocation above 1 MiB takes its size rounded up to 2 MiB, the *granule*;
 //! - smaller ones of one context share slabs of 2 MiB: each rounds up to 512 B, and none lies in two slabs;
 //! - a process's first context on a device takes a constant of the model.

@@ -47,7 +47,7 @@ pub(super) struct Captures {
     captures: BTreeMap<u64, Capture>,
     /// Events that were recorded in a captured stream: graph, stream, and how many operations it had.
     events: BTreeMap<u64, (u64, u64, u64)>,
-    /// The nodes that who waits for such an event waits for.
+    /// The nodes that a waiter for such an event waits for.
     awaited: BTreeMap<u64, Vec<u64>>,
 }
 
@@ -165,7 +165,7 @@ impl Inner {
 
     /// Begins to capture a stream into a new graph.
     pub(super) fn begin_capture(&mut self, stream: u64, mode: u32) -> CuResult {
-        // The legacy default stream can't be captured, nor can a stream twice.
+        // The legacy default stream cannot be captured, nor can a stream twice.
         if LEGACY.contains(&stream) || self.graphs.captures.graph_of(stream).is_some() {
             return Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -224,7 +224,7 @@ impl Inner {
         self.graphs.captures.wait(stream, event)
     }
 
-    /// Asks for something of a stream that a captured one can't tell.
+    /// Asks for something of a stream that a captured one cannot tell.
     pub(super) fn forbid_captured(&mut self, stream: u64) -> CuResult {
         self.forbid_legacy(stream)?;
         if self.graphs.captures.invalidate(|capture| capture.streams.contains_key(&stream)) {

@@ -3,9 +3,10 @@
 //! The caller gives orders (`state::checkpoint`), and a thread of the process carries them out. From the lock to the unlocking, this
 //! thread holds the locks of the process, so that all of its calls block, and nothing of this costs a call anything at other times.
 //!
-//! What NVIDIA's documentation leaves open is as unkind as it can be: the caller must have called `cuInit`; what cannot be
-//! checkpointed (managed memory, and memory of other processes before 610) is noticed when it is too late, and the process has failed;
-//! and a process whose memory found no room on its return never runs again (cuda-checkpoint issue 44). Custom storage is not supported.
+//! Where NVIDIA's documentation leaves a case open, the simulation takes the worst one: the caller must have called
+//! `cuInit`; what cannot be checkpointed (managed memory, and memory of other processes before 610) is noticed when it
+//! is too late, and the process has failed; and a process whose memory found no room on its return never runs again
+//! (cuda-checkpoint issue 44). Custom storage is not supported.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
@@ -186,7 +187,7 @@ impl Service {
     }
 }
 
-/// What it takes to bring this much from one side to the other.
+/// Takes the time of a transfer of this much memory from one side to the other.
 fn transfer(granules: u64, request: &Request) {
     if request.mib_per_s > 0 {
         let bytes = granules * GRANULE_BYTES;

@@ -135,7 +135,7 @@ fn context_granules(session: &Session, device: usize) -> u64 {
     granules(u64::from(session.devices[device].model.context_mib) << 20)
 }
 
-/// What the driver's kernel module takes for a context in addition, if the GPU keeps memory for the driver.
+/// Memory that the driver's kernel module takes for a context in addition, if the GPU keeps memory for the driver.
 fn unattributed_granules(session: &Session, device: usize) -> u64 {
     let keeps = session.sim.lock().devices[session.devices[device].index()].reserved_bytes() > 0;
     if keeps { granules(u64::from(UNATTRIBUTED_MIB) << 20) } else { 0 }

@@ -19,7 +19,8 @@ fn event(handle: u64) -> CuResult<u32> {
     }
 }
 
-/// The flags of an event that was not recorded into a capture: nobody can tell when such a one is reached.
+/// The flags of an event that was not recorded into a capture: a program cannot learn when an event of a capture is
+/// reached.
 fn real_event(handle: u64) -> CuResult<u32> {
     let flags = event(handle)?;
     let is_captured = session()?.lock().graphs.captures.is_captured_event(handle);

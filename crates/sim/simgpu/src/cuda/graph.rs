@@ -254,7 +254,7 @@ impl Inner {
                 }
             }
         }
-        // What another graph allocated has room for nothing here, and is freed.
+        // Memory that another graph allocated has room for nothing here, and is freed.
         places.iter().filter(|(_, (_, open))| *open <= 0).try_for_each(|(&address, _)| self.free(address))
     }
 

@@ -89,7 +89,7 @@ fn import(handle: MemHandle) -> CuResult<u64> {
     shares();
     let (context, device) = inner.current_device()?;
     let own = inner.account(device)?.0.identity() == (handle.slot as usize, handle.generation);
-    // A process can't import from itself.
+    // A process cannot import from itself.
     if own {
         return Err(CuError::INVALID_CONTEXT);
     }

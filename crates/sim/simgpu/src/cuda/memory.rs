@@ -112,8 +112,8 @@ fn map_host(address: u64, size_bytes: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let length = (granules(size_bytes) * GRANULE_BYTES) as usize;
     let wanted = address as *mut c_void;
-    // SAFETY: with MAP_FIXED_NOREPLACE the call fails where something is mapped, and with kernels that don't know the flag the
-    // address is a hint; so no memory that is in use changes.
+    // SAFETY: with MAP_FIXED_NOREPLACE the call fails where something is mapped, and with kernels that do not know the
+    // flag the address is a hint; so no memory that is in use changes.
     let got = unsafe { libc::mmap(wanted, length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if got != wanted && got != libc::MAP_FAILED {
         // A kernel older than 4.17 takes the address as a hint.

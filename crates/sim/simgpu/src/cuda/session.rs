@@ -56,8 +56,8 @@ thread_local! {
 
 const COMPATIBILITY_MARK: &[u8; 18] = b"CANTLE-SIM-COMPAT:";
 
-/// The mark, and in a copy of this library that stands in for one of CUDA's compatibility package the version of the driver that it belongs
-/// to, which the maker of the copy writes over the zeros.
+/// The mark, and in a copy of this library that replaces one of CUDA's compatibility package the version of the driver
+/// that it belongs to, which the maker of the copy writes over the zeros.
 #[used]
 static COMPATIBILITY: [u8; 32] = *b"CANTLE-SIM-COMPAT:\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 

@@ -104,7 +104,7 @@ fn names_mig_device(state: &StateGuard, device: &Visible, entry: &str) -> bool {
     })
 }
 
-/// A GPU used as a whole; one in MIG mode can't be.
+/// A GPU used as a whole; one in MIG mode cannot be.
 fn whole(state: &StateGuard, index: usize) -> Option<Visible> {
     let device = state.devices().get(index)?;
     if device.mig_enabled != 0 {

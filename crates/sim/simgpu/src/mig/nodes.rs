@@ -52,7 +52,7 @@ pub fn make(site: &Site, gpu: usize, instance: usize) -> io::Result<()> {
     let compute = (0..MAX_COMPUTE_INSTANCES).map(|compute| node(dir, minor(gpu, instance, Some(compute))));
     compute.chain([own]).filter(|node| !node.exists()).try_for_each(|node| {
         let made = File::create(node)?;
-        // For everybody, whatever our umask.
+        // For every user, whatever the umask of this process.
         made.set_permissions(Permissions::from_mode(0o444))
     })
 }
@@ -92,7 +92,7 @@ fn minors() -> String {
     let mut text = format!("config {CONFIG}\nmonitor {MONITOR}\n");
     for gpu in 0..MAX_DEVICES {
         for instance in 0..MAX_INSTANCES {
-            // Writing into a string can't fail.
+            // Writing into a string cannot fail.
             let _ = writeln!(text, "gpu{gpu}/gi{instance}/access {}", minor(gpu, instance, None));
             for compute in 0..MAX_COMPUTE_INSTANCES {
                 let number = minor(gpu, instance, Some(compute));

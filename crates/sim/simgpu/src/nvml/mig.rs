@@ -162,7 +162,7 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
     Ok(out.set(of_gpu_instance(gpu.index, id))?)
 }
 
-/// Nobody else has a node of the instance open.
+/// No other process has a node of the instance open.
 pub(super) fn not_subscribed(place: &MigTarget) -> NvmlResult {
     let MigTarget { gpu, instance, .. } = place;
     let opened =

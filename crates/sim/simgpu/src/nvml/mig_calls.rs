@@ -76,6 +76,6 @@ impl Drop for MigCall {
 fn trace(call: &str) {
     let Ok(sim) = sim() else { return };
     let file = OpenOptions::new().append(true).create(true).open(sim.home().join("mig-calls"));
-    // One write, so that lines of several processes do not mix. A witness that can't write is missed by its test.
+    // One write, so that lines of several processes do not mix. A witness that cannot write is missed by its test.
     let _ = file.and_then(|mut file| file.write_all(format!("{} {call}\n", std::process::id()).as_bytes()));
 }

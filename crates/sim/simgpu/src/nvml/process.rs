@@ -115,7 +115,7 @@ fn running_now(target: &Target) -> Vec<Process> {
     visible
 }
 
-/// All that hold memory there, also those that this process can't see.
+/// All that hold memory there, also those that this process cannot see.
 pub(super) fn holders(target: &Target) -> Vec<Process> {
     let gpu = target.gpu();
     let state = gpu.swept();

@@ -35,7 +35,7 @@ impl ProcessState {
     }
 }
 
-/// What a process is ordered to do.
+/// An order to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Lock = 1,

@@ -49,7 +49,7 @@ struct Region {
     time: TimeRegion,
 }
 
-/// Why a machine can't be opened.
+/// Why a machine cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's text says it")]
 pub enum SimOpenError {
@@ -127,8 +127,9 @@ impl Sim {
         if length != FILE_BYTES {
             return Err(SimOpenError::Foreign(site.name().to_owned()));
         }
-        // SAFETY: `map` returns the page-aligned mapping of a file that is as long as a `Region`, which nobody shortens; it is
-        // never unmapped. Any bytes are a valid `Region`, and what others may change in it is atomic or in a cell.
+        // SAFETY: `map` returns the page-aligned mapping of a file that is as long as a `Region`, which no process
+        // shortens; it is never unmapped. Any bytes are a valid `Region`, and what others may change in it is atomic or
+        // in a cell.
         let region: &'static Region = unsafe { &*map(file).map_err(failed)? };
         if region.magic != MAGIC || region.version != VERSION {
             return Err(SimOpenError::Foreign(site.name().to_owned()));
@@ -179,7 +180,7 @@ impl Sim {
         let mutex = self.region.mutex.get();
         // SAFETY: the mutex was initialized before the file got its name, is never destroyed, and its mapping never ends.
         let rc = unsafe { libc::pthread_mutex_lock(mutex) };
-        // Anything else means that the lock is not held, and that it can't be had again.
+        // Anything else means that the lock is not held, and that it cannot be had again.
         assert!(matches!(rc, 0 | libc::EOWNERDEAD), "the simulated GPUs' lock is unusable (error {rc})");
         let mut guard = StateGuard { sim: self, of_this_thread: PhantomData };
         if rc == libc::EOWNERDEAD {
@@ -252,8 +253,8 @@ impl Region {
         }
         file.lock()?;
         if stale() {
-            // SAFETY: nobody else uses the state: no process gets past this function while the id is stale, processes of earlier
-            // boots are gone, and the file lock admits one at a time.
+            // SAFETY: no other process uses the state: no process gets past this function while the id is stale,
+            // processes of earlier boots are gone, and the file lock admits one at a time.
             let state = unsafe { &mut *self.state.get() };
             let spec = state.spec();
             init_mutex(self.mutex.get())?;

@@ -25,7 +25,7 @@ const INFO_CGROUP: u64 = 1 << 2;
 /// The number that `statfs` gives for control groups of version 2.
 const CGROUP2: u64 = 0x6367_7270;
 
-/// What was found for a group before.
+/// The result of the last search for a group.
 static KNOWN: Mutex<GroupIds> = Mutex::new([0; DEPTH]);
 
 /// The id of this process's own group; `None` on a kernel that does not report it.

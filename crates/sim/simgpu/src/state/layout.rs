@@ -176,7 +176,7 @@ impl SimGpu {
 
     fn new(spec: SpecDevice) -> Self {
         let mut capacity_granules = [0; MAX_DOMAINS];
-        // Rounded down: the last odd MiB of a card can't be handed out.
+        // Rounded down: the last odd MiB of a card cannot be handed out.
         let reserved_mib = if spec.reserved { MODELS[spec.model].reserved_mib() } else { 0 };
         capacity_granules[WHOLE_GPU] = (MODELS[spec.model].memory_mib - reserved_mib) / 2;
         let mig = u32::from(spec.mig);

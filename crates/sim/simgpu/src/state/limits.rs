@@ -1,7 +1,7 @@
 //! Memory limits of control groups, which drivers from 615 on enforce below their libraries (`nvmlDeviceSetMemoryLimits_v1`).
 //!
 //! A limit is the group's: it outlives the process that has set it, and is gone with the group. The kernel uses no id of a group twice, so the
-//! limit of a removed group concerns nobody, and its row is used again.
+//! limit of a removed group concerns no process, and its row is used again.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -128,7 +128,8 @@ impl SimState {
 }
 
 impl StateGuard {
-    /// Would the process in `slot`, which is this one, stay within the limits of its groups with so many more granules?
+    /// Would the process in `slot`, which is this one, stay within the limits of its groups with this number of
+    /// additional granules?
     pub(super) fn is_within_limits(&mut self, slot: usize, device: usize, granules: u64) -> bool {
         if self.limits_on(device).next().is_none() {
             return true;

@@ -54,12 +54,12 @@ pub(super) fn pid_from_here(slot: &Slot) -> u32 {
     *known.entry(registered).or_insert_with(|| similar(&registered).unwrap_or(invisible))
 }
 
-/// A process whose namespace can't be read, where its pid and its start decide.
+/// A process whose namespace cannot be read, where its pid and its start decide.
 fn similar(&(pid, start, _): &Registered) -> Option<u32> {
     pids().find(|found| identity(*found) == Some((pid, start, UNREADABLE)))
 }
 
-/// Used for a namespace that can't be read.
+/// Used for a namespace that cannot be read.
 const UNREADABLE: u64 = 0;
 
 fn identity(pid: u32) -> Option<Registered> {

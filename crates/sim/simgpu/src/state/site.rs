@@ -13,8 +13,8 @@ const CONTROL_NODES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 pub enum Site {
     /// In a directory, which programs are given by a setting.
     Directory(PathBuf),
-    /// In `/dev`, where an installed driver has its nodes. The one with this name is the state. A process that can't open
-    /// `/dev/nvidiaN` does not see that GPU.
+    /// In `/dev`, where an installed driver has its nodes. The one with this name is the state. A process that cannot
+    /// open `/dev/nvidiaN` does not see that GPU.
     Nodes(&'static str),
 }
 

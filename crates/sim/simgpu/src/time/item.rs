@@ -11,7 +11,7 @@ pub(crate) enum Op {
     Mark,
     /// Until that channel of the same engine has passed an item.
     Wait { channel: u64, seq: u64 },
-    /// Until its process marks it as ready: host functions and what else an engine can't know.
+    /// Until its process marks it as ready: host functions and what else an engine cannot know.
     Hold,
     /// A kernel that runs until as many of its group, which has its number among its stream's in it, run at the same time.
     Spin { ranks: u32, group: u64 },

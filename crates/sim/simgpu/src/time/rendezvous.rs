@@ -22,7 +22,8 @@ fn meet(sim: &'static Sim, ring: usize, seq: u64) -> bool {
         return false;
     }
     met.truncate(ranks as usize);
-    // This process's own last: its program may end as soon as its kernel has, and nobody else would tell the others.
+    // This process's own last: its program may end as soon as its kernel has, and no other process would inform the
+    // others.
     met.sort_by_key(|(of, _)| of.index == ring);
     let now = now_ns();
     for (ring, seq) in met {

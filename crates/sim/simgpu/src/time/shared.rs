@@ -29,14 +29,14 @@ pub(crate) struct TimeRegion {
 
 #[repr(C)]
 struct SharedEngine {
-    /// The number of the current buffer, and a count of changes; 0: nobody has used this engine.
+    /// The number of the current buffer, and a count of changes; 0: no process has used this engine.
     current: AtomicU64,
     buffers: [Buffer; BUFFERS],
 }
 
 #[repr(C)]
 struct Buffer {
-    /// Slot of the process that writes it, plus 1; 0: nobody.
+    /// Slot of the process that writes it, plus 1; 0: none.
     writer: AtomicU32,
     length: AtomicU64,
     words: [AtomicU64; WORDS],
@@ -97,7 +97,7 @@ impl SharedEngine {
             {
                 continue;
             }
-            // It may have become the current one before it was ours; it can't any more.
+            // It may have become the current one before this process took it; it cannot any more.
             if index != index_of(self.current.load(Ordering::SeqCst)) {
                 fence(Ordering::SeqCst);
                 return Some(index);
