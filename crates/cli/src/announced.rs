@@ -45,7 +45,7 @@ pub(crate) fn found(context: &Context) -> Option<String> {
     if context.global.state.is_some() { None } else { read(Path::new(FILE), 0) }
 }
 
-/// What a file of this user says that no other user can have written.
+/// The address in the file, if this user owns the file and no other user can write to it.
 fn read(file: &Path, owner: u32) -> Option<String> {
     let of = fs::symlink_metadata(file).ok()?;
     if !of.is_file() || of.uid() != owner || of.mode() & 0o022 != 0 || of.len() > MOST_BYTES {

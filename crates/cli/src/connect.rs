@@ -78,7 +78,7 @@ pub(crate) fn key_source(context: &Context) -> Option<KeySource> {
     keys_file::source(&context.global).filter(|_| Access::of_flags(&context.global).proof.is_none())
 }
 
-/// The same for people, who may also have logged in, and for whoever has a token that is renewed.
+/// The same for people, who may also have logged in, and for callers with a token that is renewed.
 pub(crate) fn access(context: &Context) -> Result<(String, Proof), CliError> {
     let access = known(context)?;
     let url = access.url.ok_or_else(|| {
@@ -93,7 +93,7 @@ pub(crate) fn access(context: &Context) -> Result<(String, Proof), CliError> {
     Ok((url, proof))
 }
 
-/// What is known about server and keys.
+/// Everything that is known about server and keys.
 fn known(context: &Context) -> Result<Access, CliError> {
     let (global, state) = (&context.global, &context.dirs.state);
     let of_local = |local: CredentialsFile| Access {
@@ -146,7 +146,7 @@ impl Connection {
         Ok(Self { client, runtime: runtime()? })
     }
 
-    /// What sends its requests.
+    /// The client that sends its requests.
     pub(crate) fn client(&self) -> Arc<Client> {
         Arc::clone(&self.client)
     }

@@ -36,7 +36,7 @@ pub(crate) enum ErrorKind {
     Conflict = 8,
     /// The task could not be set up.
     NotStarted = 125,
-    /// The task's program can't be executed.
+    /// The task's program cannot be executed.
     NotExecutable = 126,
     /// The task's program does not exist.
     NoSuchProgram = 127,
@@ -98,7 +98,7 @@ impl CliError {
         self
     }
 
-    /// What the user can do about it; the first hint is printed first.
+    /// Adds an action that the user can take; the first hint is printed first.
     pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
         self

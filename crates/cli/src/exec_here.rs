@@ -153,7 +153,7 @@ async fn show(reader: impl AsyncRead + Unpin) -> io::Result<ExecEnd> {
     }
 }
 
-/// Until there is no more, or nobody takes it.
+/// Until there is no more, or the reader is gone.
 fn print(mut frames: mpsc::Receiver<ExecFrame>) {
     while let Some(frame) = frames.blocking_recv() {
         let written = match frame {

@@ -6,7 +6,7 @@ use clap::Command;
 /// The commands that few need: the help has only their names, so that it fits a screen.
 const OTHERS: &str = "More";
 
-/// What the commands are for, in this order.
+/// The groups of commands, in this order.
 const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Tasks",

@@ -7,7 +7,7 @@ use cantle_clearml::cantle::{GetTasks, TaskView};
 use crate::connect::{Connection, no_task};
 use crate::error::{CliError, ErrorKind};
 
-/// Characters of an id that are shown beside a name.
+/// Characters of an id that are shown next to a name.
 const SHORT: usize = 8;
 /// How many tasks are listed if a word means several.
 const LISTED: usize = 5;

@@ -46,7 +46,7 @@ pub(crate) struct Printer {
     pub(crate) color: bool,
 }
 
-/// A name can't move the cursor, or begin a line of its own.
+/// A name cannot move the cursor, or begin a line of its own.
 fn visible(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -14,7 +14,7 @@ use served::Server;
 const QUEUES: [(&str, &str); 5] =
     [("half", "0.5"), ("two", "2"), ("few", "1-3"), ("own", "task"), ("cpu", "none")];
 
-/// What becomes of an option.
+/// The effect of an option.
 #[derive(Clone, Copy)]
 enum Fate {
     /// In the task, as this parameter of the section `cantle`, in these queues; the others refuse it with exit code 5.

@@ -127,7 +127,7 @@ mod tests {
     fn spans(received: &Receiver<ExportMessage>) -> Vec<Span> {
         let span = |message| match message {
             ExportMessage::Span(span) => *span,
-            ExportMessage::Last(_) => panic!("nobody said that this is the end"),
+            ExportMessage::Last(_) => panic!("an end that the test did not send"),
         };
         received.try_iter().map(span).collect()
     }

@@ -3,7 +3,7 @@
 use cantle_model::EnforceMode;
 use clap::Args;
 
-/// What enforces memory limits.
+/// The mechanism that enforces memory limits.
 #[derive(Args, Debug, Clone, Copy, Default)]
 pub(crate) struct EnforceArgs {
     /// What enforces memory limits of processes: auto, filter or driver. auto is the filter, and the driver's own limit where there is one

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cantle_server::NotifyConfig;
 use clap::Args;
 
-/// Who is notified of what, and how.
+/// The receivers of notices, with their events and addresses.
 #[derive(Args, Debug)]
 pub(crate) struct ServerNotifyArgs {
     /// Notify this receiver of what administrators have to know: https://… for JSON, slack:https://…, teams:https://… or

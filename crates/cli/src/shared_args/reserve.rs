@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::values;
 
-/// What slices keep for memory that the driver takes by itself.
+/// Memory that slices keep for the driver's own use.
 #[derive(Args, Debug, Clone, Copy, Default)]
 pub(crate) struct ReserveArgs {
     /// Memory of each slice (a part of a GPU) that is kept for kernels which libraries load later, for example 600Mi; at most half

@@ -78,7 +78,7 @@ impl Server {
         Credentials { access_key: text("access_key"), secret_key: text("secret_key") }
     }
 
-    /// A command of somebody else, with an own home.
+    /// A command of another user, with its own home directory.
     pub(crate) fn run_as(&self, keys: &Credentials, words: &[&str]) -> Output {
         let mut command = cantle(self.dir.path());
         command.env("CANTLE_SERVER", &self.url).env("CANTLE_STATE_DIR", self.dir.path().join("own"));

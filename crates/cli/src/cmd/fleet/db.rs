@@ -17,7 +17,7 @@ pub(crate) struct DbArgs {
     command: DbCommand,
 }
 
-/// What can be done with a database.
+/// Actions on a database.
 #[derive(Subcommand, Debug)]
 enum DbCommand {
     /// Report version, tables, size, tasks and connected servers of a database

@@ -37,7 +37,7 @@ pub(crate) struct PoolArgs {
     patterns: Patterns,
 }
 
-/// What selects GPUs.
+/// The conditions that select GPUs.
 #[derive(Args, Debug)]
 #[group(required = true, multiple = true)]
 struct Patterns {

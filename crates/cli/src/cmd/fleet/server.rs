@@ -169,14 +169,15 @@ pub(crate) async fn bind(
         ..cantle_server::ServerConfig::default()
     };
     let server = Server::bind(&config).await?;
-    // They exist now. A server that runs no tasks here serves all the same.
+    // The directories exist now. If they cannot be hidden, the server still serves: it may run no tasks here.
     if let Err(error) = cantle_node::hide_from_tasks(&private_paths(&config)) {
         tracing::warn!(%error, "tasks of root on this machine can see the state of this server");
     }
     Ok(server)
 }
 
-/// What no task on this machine may see: the state of the server, and the keys and the data that are elsewhere.
+/// The paths that no task on this machine may see: the state of the server, and the keys and the data that are
+/// elsewhere.
 fn private_paths(config: &cantle_server::ServerConfig) -> Vec<PathBuf> {
     let tls = config.tls.as_ref().map(|tls| tls.key.clone());
     let oidc = config.oidc.as_ref().and_then(|oidc| oidc.client_secret.clone());

@@ -23,7 +23,7 @@ pub(crate) struct Checkup {
     #[serde(rename = "verdict")]
     pub(crate) severity: Severity,
     pub(crate) found: String,
-    /// What to do.
+    /// The action that the user can take.
     pub(crate) hint: Option<String>,
 }
 

@@ -168,7 +168,7 @@ struct Gpu {
     busy_percent: Option<u32>,
     celsius: Option<u32>,
     milliwatts: Option<u32>,
-    /// By anybody.
+    /// In use by any process.
     memory_used_bytes: Option<u64>,
     /// Names of the tasks, one for each slice.
     names: Vec<String>,

@@ -158,7 +158,7 @@ pub(crate) fn refuse_inside_a_slice() -> Result<(), CliError> {
     Ok(())
 }
 
-/// A process can't end with more than eight bits.
+/// A process cannot end with more than eight bits.
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1))
 }

@@ -61,8 +61,8 @@ pub(crate) fn machine(context: &Context, args: &MachineArgs) -> CommandResult {
 }
 
 /// Enters the machine with the GPUs of `--sim-gpus` and starts this command again inside, without that option: it then finds
-/// an installed driver and knows of no simulation. With `is_from_file` the words have all that `--config` says; the variable that
-/// may name the file would say it once more, the GPUs too.
+/// an installed driver and knows of no simulation. With `is_from_file` the words contain all settings of `--config`.
+/// The variable that may name the file is removed: it would apply them a second time, with the GPUs.
 pub(crate) fn start_again(
     global: &Global,
     words: &[OsString],
@@ -104,7 +104,7 @@ fn become_command(command: &mut Command) -> Result<Infallible, CliError> {
     Err(CliError::wrap(kind, what, why))
 }
 
-/// What the simulated driver itself holds. JSON is the driver's own text, unchanged.
+/// The simulated driver's own figures. JSON is the driver's own text, unchanged.
 pub(crate) fn truth(context: &Context) -> CommandResult {
     let json = match cantle_machine::truth_json() {
         Ok(json) => json,

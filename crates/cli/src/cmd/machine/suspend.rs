@@ -86,7 +86,7 @@ impl Here {
     fn suspender(&mut self, limits: &SuspendLimits) -> Result<Suspender<'_>, CliError> {
         let parked_memory = match limits.parked.bytes() {
             Some(bytes) => Some(bytes),
-            // What the machine's agent was given.
+            // The limit that the machine's agent was given.
             None => parked_memory(&self.node)?,
         };
         Ok(Suspender {

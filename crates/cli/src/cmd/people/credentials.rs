@@ -45,7 +45,7 @@ pub(crate) fn credentials(context: &Context, args: &CredentialsArgs) -> CommandR
     Ok(ExitCode::SUCCESS)
 }
 
-/// What ClearML's clients read from `~/clearml.conf`.
+/// The text that ClearML's clients read from `~/clearml.conf`.
 fn clearml_conf(keys: &CredentialsFile) -> String {
     let CredentialsFile { url, access_key, secret_key } = keys;
     let lines = [

@@ -1,4 +1,4 @@
-//! `cantle usage`: who had which part of the GPUs for how long, and what nobody had.
+//! `cantle usage`: who had which part of the GPUs for how long, and the time that no run had.
 
 mod focus;
 mod prices;
@@ -133,7 +133,7 @@ fn day_by_day(
     Ok(whole.unwrap_or_default())
 }
 
-/// What the lines are by.
+/// The keys by which lines are added up.
 fn keys(context: &Context, args: &UsageArgs) -> Result<Vec<UsageKey>, CliError> {
     let refused = |text: &str| Err(CliError::new(ErrorKind::Usage, text));
     match (context.printer.format, args.by.as_slice()) {

@@ -66,7 +66,7 @@ pub(crate) fn place(context: &Context, task: &str) -> Result<ExecTarget, CliErro
     if let Some(leader) = here(task)? {
         return Ok(ExecTarget::Here(leader));
     }
-    // Somebody without a server means a task of this machine.
+    // A user without a server means a task of this machine.
     access(context).map_err(|why| {
         let text = format!("there is no task {task} of this user on this machine, and {why}");
         CliError::new(ErrorKind::NotFound, text).with_hint("cantle ps lists the tasks of this machine")

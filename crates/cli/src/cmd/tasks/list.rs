@@ -54,7 +54,7 @@ pub(crate) struct TasksArgs {
     limit: u32,
 }
 
-/// What can be done with many tasks.
+/// Actions on many tasks.
 #[derive(Subcommand, Debug)]
 enum TasksCommand {
     /// Delete ended tasks, with their output, their files on the server and their unpublished models

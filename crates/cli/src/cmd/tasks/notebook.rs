@@ -72,7 +72,7 @@ pub(crate) struct NotebookArgs {
     arguments: Vec<String>,
 }
 
-/// What JupyterLab writes about itself.
+/// The record that JupyterLab writes about itself.
 #[derive(Debug, Deserialize)]
 struct JupyterServer {
     token: String,
@@ -167,7 +167,7 @@ impl<R: AsyncRead + Unpin> Control<R> {
         Self { frames: FrameReader::new(stream), printed: Vec::new() }
     }
 
-    /// What JupyterLab wrote about itself.
+    /// The record that JupyterLab wrote about itself.
     async fn line(&mut self, task: &str) -> Result<JupyterServer, CliError> {
         loop {
             if let Some(end) = self.read().await {

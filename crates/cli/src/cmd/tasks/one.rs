@@ -132,10 +132,10 @@ pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: b
     }
 }
 
-/// A task whose end somebody waits for.
+/// A task whose end the command waits for.
 pub(crate) struct Waited {
     task: String,
-    /// What was said of it last.
+    /// The last report about it.
     reported: String,
 }
 

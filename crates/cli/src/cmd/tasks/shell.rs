@@ -20,7 +20,7 @@ use crate::exec_here;
 use crate::out::Printer;
 use crate::shared_args::GpuAmount;
 
-/// What holds the slice. The terminal is a command in the same task.
+/// The command that holds the slice. The terminal is a command in the same task.
 const HOLDER: [&str; 2] = ["sleep", "infinity"];
 /// A free slice is there at once; later, a look now and then is enough.
 const QUICK: Duration = Duration::from_millis(40);
@@ -29,7 +29,7 @@ const LATER: Duration = Duration::from_millis(300);
 /// A task that starts at once has no reason to wait worth a line.
 const UNSAID_LOOKS: u32 = 10;
 
-/// The slice that somebody works in.
+/// The slice of an interactive session.
 #[derive(Args, Debug)]
 pub(crate) struct SliceArgs {
     /// Queue of the task

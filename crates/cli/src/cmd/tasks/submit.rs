@@ -163,7 +163,7 @@ pub(crate) fn send(
     Ok(server.call(&SubmitTask { queue, id, task: create })?.id)
 }
 
-/// What the task waits for, with ids in place of names.
+/// The tasks that the task waits for, with ids in place of names.
 fn named(server: &Connection, after: Vec<After>) -> Result<Vec<After>, CliError> {
     let named = |After { ending, task }| Ok(After { ending, task: server.find_task(&task)? });
     after.into_iter().map(named).collect()

@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 
 use super::rows::{Picture, TopRow, used_bytes};
 
-/// What the terminal can show.
+/// The abilities of the terminal.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Style {
     pub(crate) ascii: bool,
@@ -20,7 +20,7 @@ const BAR: usize = 24;
 const COLORS: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue, Color::LightRed];
 
-/// What a cell of the bar means: used memory of a slice, the rest of its limit, free.
+/// The meaning of a cell of the bar: used memory of a slice, the rest of its limit, free.
 struct Glyphs {
     used: &'static str,
     limit: &'static str,

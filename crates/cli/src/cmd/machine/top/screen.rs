@@ -97,7 +97,7 @@ fn live(
     }
 }
 
-/// What became of the wish to stop a task.
+/// Asks the server to stop a task. Returns a line about the result.
 fn stop(server: Option<&Connection>, task: &str) -> String {
     let Some(server) = server else {
         return "there is no server: end its processes, see cantle ps".to_owned();

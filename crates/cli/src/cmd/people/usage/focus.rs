@@ -12,7 +12,7 @@ use serde_json::json;
 use super::HOUR;
 use crate::error::{CliError, ErrorKind};
 
-/// What lines have to be by.
+/// The keys that lines must have.
 pub(super) const BY: [UsageKey; 8] = [
     UsageKey::Day,
     UsageKey::Gpu,
@@ -24,7 +24,7 @@ pub(super) const BY: [UsageKey; 8] = [
     UsageKey::Task,
 ];
 
-/// Who provides the GPUs, and issues no invoice.
+/// The provider of the GPUs, which issues no invoice.
 const PROVIDER: &str = "cantle";
 const UNIT: &str = "GPU-Hours";
 
