@@ -31,7 +31,8 @@ const ARROWS: [(&str, &[&str]); 22] = [
     ("cli", &["agent", "server", "sim", "kube", "machine"]),
 ];
 
-/// The directories of `crates/` and what their crates may use besides each other: directories, or one crate of a directory.
+/// The directories of `crates/` and what their crates may use in addition to each other: directories, or one crate of a
+/// directory.
 const LAYERS: [(&str, &[&str]); 7] = [
     ("core", &[]),
     ("tenant", &[]),
@@ -42,7 +43,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("cli", &["core", "node", "service", "cluster", "tenant/ledger", "sim/sim", "sim/machine"]),
 ];
 
-/// What crates of `core` may use of others, and nothing else: no clock, randomness, network or runtime.
+/// The only external crates that the crates of `core` may use: no clock, randomness, network or runtime.
 const CORE_USES: &[&str] = &["postcard", "serde", "thiserror"];
 
 /// The same of crates without IO in other directories.
@@ -140,7 +141,7 @@ impl Crates {
             .collect()
     }
 
-    /// What a crate without IO may use of others; nothing for one with IO.
+    /// The crates that a crate without IO may use; nothing for one with IO.
     fn pure(&self, name: &str) -> Option<&'static [&'static str]> {
         let in_core = self.layers.get(name).is_some_and(|layer| layer == "core");
         let listed = PURE.iter().find(|(pure, _)| *pure == name).map(|(_, crates)| *crates);

@@ -30,7 +30,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with a commit, whose text begins with its short name.
+/// The fault of a commit, whose text begins with its short name.
 fn fault(commit: &str) -> Option<String> {
     let mut lines = commit.lines();
     let (name, subject) = lines.next()?.split_once(' ')?;

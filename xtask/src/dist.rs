@@ -141,7 +141,7 @@ pub(crate) fn build(what: Build, platform: Platform) -> Result<()> {
     Ok(())
 }
 
-/// What all calls of `cargo rustc` of one build have in common.
+/// The common parts of all calls of `cargo rustc` of one build.
 struct Rustc {
     platform: Platform,
     profile: &'static str,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Folders with suites that run on a machine with GPUs (`tests/machine.py`).
+/// Directories with suites that run on a machine with GPUs (`tests/machine.py`).
 const SUITES: [&str; 9] =
     ["bench", "bypass", "clearml", "cluster", "docker", "e2e", "frameworks", "gpu", "ui"];
 /// Words that would switch simulation on, or move files that a user leaves in place.
@@ -18,7 +18,7 @@ const EXCEPT: [&str; 5] = [
     "tests/e2e/box.py",
     "tests/cluster/queues.py",
 ];
-/// Rooms in which a driver may be named by a folder: the one that offers it, for tests.
+/// Crates in which a driver may be named by its directory: the one that offers it, for tests.
 const MAY_NAME_A_FOLDER: [&str; 2] = ["crates/node/driver/", "crates/sim/machine/"];
 
 /// Fails with one line for each place.

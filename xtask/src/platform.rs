@@ -43,7 +43,7 @@ impl Platform {
         if self == Self::OWN { name.to_owned() } else { format!("{name}-{}", self.name()) }
     }
 
-    /// rustc's name, if it has to be told.
+    /// rustc's name, if it has to be given.
     fn target(self) -> Option<String> {
         (self != Self::OWN).then(|| format!("{}-unknown-linux-gnu", self.name()))
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 /// A file of the sources has fewer lines than this (CONTRIBUTING.md).
 const LINES: usize = 500;
 
-/// What is written by hand, in every language of the repository.
+/// The sources that are written by hand, in every language of the repository.
 const SOURCES: &str = "*.rs *.py *.ts *.tsx *.mjs *.c *.h *.sh";
 
 /// Fails with the files that are too long.

@@ -52,7 +52,7 @@ impl Outcome {
     }
 }
 
-/// What the threads of a run report.
+/// A report from a thread of a run.
 enum Event {
     /// The setup of this word is done.
     Ready(&'static str),
@@ -201,7 +201,7 @@ impl Runner {
         ended
     }
 
-    /// Prints how a suite ended, after what it said if that was not shown while it ran.
+    /// Prints how a suite ended, after its output if that was not shown while it ran.
     fn report(&self, outcome: &Outcome) {
         let name = outcome.suite.name;
         if !self.live {
@@ -271,7 +271,8 @@ fn setups(wanted: &[&'static Suite]) -> Vec<&'static str> {
     words
 }
 
-/// Installs what the suites with these words need, one after the other, while there is time. Where that fails, the suite says so.
+/// Installs what the suites with these words need, one after the other, while there is time. Where that fails, the
+/// suite reports it.
 fn set_up(words: &[&'static str], limit: &Limit, tell: &Sender<Event>) {
     let go_cache = crate::target_dir().join("go-cache");
     for word in words {
@@ -286,7 +287,7 @@ fn set_up(words: &[&'static str], limit: &Limit, tell: &Sender<Event>) {
             }
             Err(error) => eprintln!("tests/setup.sh {word} cannot be started: {error}"),
         }
-        // Nobody listens once all suites have ended.
+        // No thread listens once all suites have ended.
         drop(tell.send(Event::Ready(word)));
     }
     // Most suites build nothing with Go.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 const KEYWORDS: [&str; 5] = ["struct ", "enum ", "trait ", "type ", "union "];
 
-/// Fails with every name that stands in two crates, and where.
+/// Fails with every name that is in two crates, and its places.
 pub(crate) fn check() -> Result<()> {
     let root = crate::root();
     let metadata = crate::metadata(&["--no-deps"])?;

@@ -152,7 +152,7 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    /// model ← sched ← server; agent's tests start a server; docs belong to nobody.
+    /// model ← sched ← server; agent's tests start a server; docs belong to no crate.
     fn workspace() -> Workspace {
         let package = |name: &str, uses: &[&str], tests_use: &[&str]| {
             let package = Package {

@@ -1,5 +1,5 @@
-//! The second run of what failed in a suite that watches a clock, alone, when everything else has ended. What passes then is flaky: it
-//! is listed, and a defect to fix. Nothing else is repeated.
+//! The second run of what failed in a suite that watches a clock, alone, when everything else has ended. A test that
+//! passes then is flaky: it is listed, and a defect to fix. Nothing else is repeated.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -44,7 +44,7 @@ pub(super) fn closing_line(line: &str) -> Option<Count> {
             match *what {
                 "passed" => count.passed += number,
                 "failed" | "errors" | "error" => count.failed += number,
-                // What cargo ignores here runs in another suite, or is no test of its own: nothing is lacking.
+                // A test that cargo ignores here runs in another suite, or is not a separate test: nothing is lacking.
                 "skipped" => count.skipped += number,
                 _ => {}
             }

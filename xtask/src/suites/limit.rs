@@ -1,4 +1,4 @@
-//! The end of a suite that does not end by itself.
+//! The end of a suite that exceeds its time limit.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

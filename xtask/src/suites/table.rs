@@ -15,7 +15,7 @@ pub(super) enum Stage {
     Full,
 }
 
-/// What decides about a suite's result.
+/// The result of a suite depends on this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// Limits, accounting, decisions: no clock decides, so one failure is a failure.
