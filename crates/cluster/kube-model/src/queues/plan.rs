@@ -329,7 +329,7 @@ fn by_gpu(view: &ClusterView) -> BTreeMap<&str, Vec<(&PodSlices, &Slice)>> {
 }
 
 /// The reason why a task goes back to its queue when another pod has taken its slices.
-pub const GONE: &str = "its room in the cluster is gone, and its project may have others stopped for it";
+pub const GONE: &str = "its room in the cluster is gone, and its project may preempt other tasks";
 
 /// Does the reason change only because a task ahead has changed?
 pub const fn is_behind(wait: &Wait) -> bool {

@@ -45,7 +45,7 @@ impl Remembered {
         };
         if self.reported.insert(id.clone()) {
             let (then, now) = (format!("{:?}", bounds(known)), format!("{:?}", bounds(&found)));
-            tracing::error!(lease = %id, then, now, "a lease was changed while its task runs; what it said first holds");
+            tracing::error!(lease = %id, then, now, "a lease was changed while its task runs; the first version applies");
         }
     }
 }

@@ -41,7 +41,7 @@ macro_rules! switches {
 
 switches! {
     MigLock "mig_lock" 1..=1
-        "one lock for all MIG calls of a process, held over each call; who waits for it spins"
+        "one lock for all MIG calls of a process, held over each call; waiters spin"
         "library, all four versions: a `lock cmpxchg` loop on one word around every MIG function but GetMigMode and SetMigMode";
     RememberedInstances "remembered_instances" 1..=1
         "a process keeps profile and placement of a GPU instance id from when it first saw it until it destroys it itself or shuts NVML down"
