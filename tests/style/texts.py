@@ -9,6 +9,8 @@ from pygments.token import Comment, String
 from pygments.util import ClassNotFound
 
 TESTS = "#[cfg(test)]\nmod tests {"
+# A former name of a flag.
+ALIAS = re.compile(r'\balias = "[^"]*"')
 # A string, a template, and the text between two tags.
 WEB_TEXT = re.compile(r'"[^"\n]*"|`[^`]*`|(?<=>)[^<>{}=;()]*[a-z]{2}[^<>{}=;()]*(?=[<{])')
 WEB_COMMENT = re.compile(r"/\*.*?\*/|(?<!:)//[^\n]*", re.S)
@@ -28,7 +30,7 @@ def tokens(source, lexer, wanted):
 
 def messages(path):
     """Strings of a Rust file without its tests: messages, reasons, log lines. Help texts are in docs/reference/cli.md."""
-    source = path.read_text()
+    source = ALIAS.sub(lambda match: blank(match[0]), path.read_text())
     return tokens(source.split(TESTS)[0], get_lexer_for_filename("a.rs"), lambda kind: kind in String and kind is not String.Doc)
 
 
