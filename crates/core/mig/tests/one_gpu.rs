@@ -158,7 +158,7 @@ fn a_3g_finds_its_place_beside_two_2g() {
         let mut gpu = GpuGeometry { table: table.clone(), instances: Vec::new() };
         for name in ["2g.10gb", "2g.10gb", "3g.20gb"] {
             let found = planner.decide(std::slice::from_ref(&gpu), name);
-            let found = found.unwrap_or_else(|| panic!("no place for {name} beside {:?}", gpu.instances));
+            let found = found.unwrap_or_else(|| panic!("no place for {name} next to {:?}", gpu.instances));
             gpu.occupy(found.profile, found.start);
         }
     }

@@ -175,7 +175,7 @@ mod tests {
         let policy = submitter(&[("alice", "nobody"), ("chief", "root")]);
         assert_eq!(uid(&policy, "alice"), Ok("nobody".to_owned()));
         assert_eq!(uid(&policy, "nobody"), Ok("nobody".to_owned()));
-        assert_eq!(uid(&policy, "chief"), Ok("root".to_owned()), "the table says so");
+        assert_eq!(uid(&policy, "chief"), Ok("root".to_owned()), "by the table");
         let why = uid(&policy, "mallory").unwrap_err();
         assert!(why.contains("no user \"mallory\"") && why.contains("[task_users]"), "{why}");
         for system in ["root", "daemon"] {

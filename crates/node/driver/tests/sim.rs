@@ -115,7 +115,7 @@ fn gpus_are_as_specified() {
 fn what_the_driver_takes_for_a_context_is_measured_too() {
     let Some(node) = Node::with("1xH100-80GB:reserved") else { return };
     let gpu = node.driver.gpus().unwrap().remove(0);
-    assert_eq!(gpu.memory_bytes, (81559 - 480) << 20, "what the driver reserves is nobody's");
+    assert_eq!(gpu.memory_bytes, (81559 - 480) << 20, "no process has the driver's reserve");
     let free = node.driver.memory(&gpu.uuid).unwrap();
     let context = node.driver.context_memory(&gpu.uuid, &gpu.uuid.0).unwrap();
     assert_eq!((context.own_bytes, context.unattributed_bytes), (518 << 20, 6 << 20));
@@ -394,7 +394,7 @@ fn a_gpu_that_does_not_answer_holds_up_nobody() {
         assert_eq!(node.driver.gpu_instances(gpu), Ok(Vec::new()), "GPU {at}");
     }
     assert_eq!(node.driver.gpus().unwrap().len(), 8);
-    assert!(node.driver.processes(&gpus[3]).is_err(), "nobody waited for GPU 3 to come back");
+    assert!(node.driver.processes(&gpus[3]).is_err(), "no call waited for GPU 3 to come back");
     let again = (0..1200).any(|_| {
         std::thread::sleep(Duration::from_millis(50));
         node.driver.processes(&gpus[3]).is_ok()

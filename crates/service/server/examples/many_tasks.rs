@@ -63,7 +63,7 @@ async fn main() -> Result<ExitCode, Fail> {
     }
     let mut broken = slow_lists(&client, &project, tasks, list_ms).await?;
     let mut next = hand_out(&client, &project, &queue).await?;
-    let p99_ms = report("queues.get_next_task beside 16 clients", &mut next);
+    let p99_ms = report("queues.get_next_task with 16 clients", &mut next);
     let memory_kib = served.memory_kib()?;
     broken += u32::from(p99_ms > promise.next_ms) + u32::from(memory_kib > promise.memory_kib);
     say(&format!("{tasks} tasks; the server holds {} MiB; {broken} promises broken", memory_kib >> 10));

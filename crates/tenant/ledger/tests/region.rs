@@ -66,7 +66,7 @@ fn limits_for_any_gpu_go_to_those_that_come_first() {
     let path = c_path(dir.path());
     let (one, other) = (Ledger::open(&path).unwrap(), Ledger::open(&path).unwrap());
     assert_eq!(one.gpu_index(&SECOND), Some(0));
-    assert_eq!(other.gpu_index(&[3; 16]), Some(2), "the first place is taken, whoever asks");
+    assert_eq!(other.gpu_index(&[3; 16]), Some(2), "another mapping has taken the first place");
     assert_eq!((other.gpu_index(&SECOND), one.gpu_index(&[3; 16])), (Some(0), Some(2)));
     assert_eq!(one.gpu_index(&FIRST), Some(1), "its own place");
     assert_eq!(one.gpu_index(&[4; 16]), None, "no place is left");

@@ -309,7 +309,7 @@ mod tests {
             .filter(|seen| seen.offer.closed)
             .map(|seen| seen.offer.gpu.index)
             .collect();
-        assert_eq!(closed, [2], "nobody can have all of it");
+        assert_eq!(closed, [2], "no pod can have all of it");
     }
 
     /// Nothing new starts on time-sliced GPUs while another pod has a replica of any.
@@ -339,6 +339,6 @@ mod tests {
         assert_eq!(held(&seen), [early, ("uid-late", "team/late", vec!["n/2"])]);
         let sliced = json!({"nvidia.com/gpu.replicas": "8"});
         let seen = view(node(&json!({}), &sliced, 8), &pods);
-        assert!(seen.nodes[0].gpus.is_empty() && seen.holdings.is_empty(), "nobody knows what one is worth");
+        assert!(seen.nodes[0].gpus.is_empty() && seen.holdings.is_empty(), "its value is unknown");
     }
 }

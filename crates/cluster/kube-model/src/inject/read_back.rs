@@ -75,7 +75,7 @@ mod tests {
             json!({"annotations": {"gpu-fraction": "0.3", "cantle.dev/compute": "fair"}}),
         ] {
             let pod = asking(metadata);
-            let why = missing(&pod).expect("nobody has injected it");
+            let why = missing(&pod).expect("no injector has changed it");
             assert!(why.contains("does not see namespace jobs"), "{why}");
             for mode in [InjectionMode::Claim, classic.clone()] {
                 let injected = inject(&pod, &Rules { mode, ..Rules::default() }, CALL).unwrap();

@@ -354,7 +354,7 @@ agentk8sglue:
         assert_eq!(file.queues[0].name, "default");
         let named = ["image", "replicaCount", "clearmlcheckCertificate", "labels", "volumes"];
         assert_eq!(file.without_effect, named);
-        assert!(says("agentk8sglue: {queue: a, replicas: 1}").contains("replicas"), "a key that nobody has");
+        assert!(says("agentk8sglue: {queue: a, replicas: 1}").contains("replicas"), "an unknown key");
     }
 
     /// ClearML's page has two queues one step too far to the right, below another queue's keys.

@@ -189,11 +189,7 @@ mod tests {
     fn the_table() {
         let cases = [
             ("another replica leads", TurnFacts { lease: LeaseState::Asked, ..LEADS }, TurnCall::Finish),
-            (
-                "nobody is known to lead",
-                TurnFacts { lease: LeaseState::Free, ..LEADS },
-                TurnCall::AcquireLease,
-            ),
+            ("no leader is known", TurnFacts { lease: LeaseState::Free, ..LEADS }, TurnCall::AcquireLease),
             ("the Lease is old", TurnFacts { lease: LeaseState::Due, ..LEADS }, TurnCall::RenewLease),
             ("no list has come", TurnFacts { watch: WatchState::Starting, ..LEADS }, TurnCall::AwaitWatch),
             (
@@ -209,7 +205,7 @@ mod tests {
             ("quotas", TurnFacts { quotas: QuotaState::Read, ..HANDLED }, TurnCall::DecideByWatch),
             ("decided by quotas", TurnFacts { quotas: QuotaState::Read, ..DECIDED }, TurnCall::Settle),
             (
-                "by quotas nobody may start",
+                "by quotas no task may start",
                 TurnFacts { quotas: QuotaState::Read, by_watch: Some(NOTHING), ..HANDLED },
                 TurnCall::Settle,
             ),

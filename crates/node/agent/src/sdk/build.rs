@@ -319,7 +319,7 @@ mod tests {
         }
         let old = fs::metadata(&lock).unwrap().modified().unwrap() - 2 * MISSES_COUNT_FOR;
         File::options().write(true).open(&lock).unwrap().set_modified(old).unwrap();
-        assert!(!is_settled(&lock), "somebody tries again");
+        assert!(!is_settled(&lock), "a task tries again");
         fs::write(&lock, "{\"ent").unwrap();
         assert!(!is_settled(&lock), "a note that is being written");
     }

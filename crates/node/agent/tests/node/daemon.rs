@@ -182,7 +182,7 @@ fn server_away(place: &Place) {
     eventually("it runs", || place.leases().iter().any(|lease| lease.leader.is_some()));
     cluster.stop_server();
     release(place, "go");
-    eventually("the slice is free although nobody could be told", || place.leases().is_empty());
+    eventually("the slice is free although the server could not be reached", || place.leases().is_empty());
     cluster.restart_server();
     assert_eq!(cluster.wait(&task, TaskStatus::Failed).exit_code, Some(6));
     assert_eq!(cluster.log(&task), "done\n");

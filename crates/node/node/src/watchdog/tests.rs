@@ -122,7 +122,7 @@ fn a_task_on_an_instance_of_an_unreadable_lease_is_not_judged() {
     assert!(is_known(&lease, &[gpu("GPU-a"), gpu("GPU-b")]));
     assert!(!is_known(&lease, &[gpu("GPU-b")]));
     let without_gpu = members::tests::lease_of("b", 1, Vec::new());
-    assert!(is_known(&without_gpu, &[gpu("GPU-b")]), "who has no GPU is judged");
+    assert!(is_known(&without_gpu, &[gpu("GPU-b")]), "a task without a GPU is judged");
 }
 
 #[test]

@@ -130,7 +130,7 @@ mod tests {
             assert_eq!(read_note(&data[..cut], 4), None);
         }
         data[HEAD_LEN] = b'X';
-        assert_eq!(read_note(&data, 4), None, "somebody else's note");
+        assert_eq!(read_note(&data, 4), None, "another program's note");
         assert_eq!(note_in(Path::new("/proc/self/exe")), None);
     }
 }

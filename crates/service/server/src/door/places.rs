@@ -160,7 +160,7 @@ mod tests {
         assert!(!others.iter().any(has_to_go) && !has_to_go(&fifth));
         assert_eq!(held.each_ref().map(has_to_go), [true, true, false, false]);
         drop((held, fifth, others));
-        assert!(lock(&places.strangers).is_empty(), "who is gone is forgotten");
+        assert!(lock(&places.strangers).is_empty(), "closed connections are forgotten");
     }
 
     #[test]

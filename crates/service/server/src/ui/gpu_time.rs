@@ -145,7 +145,7 @@ mod tests {
         let view = all(&gpus);
         assert_eq!((view.times_s.len(), view.times_s[0]), (361, 9990 - KEPT_S));
         gpus.add("GPU-0", 10_090_000_000, &[counted("a", 2_000_000_000)]);
-        assert_eq!(all(&gpus).series["task of a"].last(), Some(&None), "nobody knows when it was");
+        assert_eq!(all(&gpus).series["task of a"].last(), Some(&None), "its time is unknown");
     }
 
     #[test]

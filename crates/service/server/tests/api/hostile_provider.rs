@@ -269,7 +269,7 @@ async fn no_lie_of_a_provider_lets_anybody_in() {
     for lie in lies {
         provider.lock().unwrap().lie = lie.clone();
         let answer = log_in(&server, &provider).await;
-        assert!(!is_in(&answer), "{lie:?} let somebody in");
+        assert!(!is_in(&answer), "{lie:?} logged a user in");
         assert!(matches!(answer.status().as_u16(), 400..500 | 502 | 503), "{lie:?}: {}", answer.status());
     }
     provider.lock().unwrap().lie = Lie::Honest;
@@ -405,7 +405,7 @@ async fn another_subject_with_the_same_address_is_somebody_else() {
     let before = users().await;
     let refreshed = call("cantle.login_refresh", json!({"refresh_token": "r"})).await;
     assert_eq!(refreshed["meta"]["result_code"], 401, "{refreshed}");
-    assert_eq!(users().await, before, "a refresh makes nobody");
+    assert_eq!(users().await, before, "a refresh makes no user");
     let mallory = user_of(&server, &log_in(&server, &provider).await).await;
     assert!(
         mallory["id"] != anna["id"] && mallory["name"].as_str().unwrap().starts_with("anna ("),

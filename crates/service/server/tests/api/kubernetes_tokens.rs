@@ -153,5 +153,5 @@ async fn an_agents_account_is_named_when_it_is_made() {
     let other = cluster.server.client.call_value("cantle.add_user", &agent("others")).await;
     assert!(said(other).contains("is the user queues already"), "two agents are not one account");
     let users = cluster.server.client.call_value("cantle.get_users", &json!({})).await.unwrap();
-    assert!(!users.to_string().contains("others"), "and nobody is made");
+    assert!(!users.to_string().contains("others"), "and no user is made");
 }

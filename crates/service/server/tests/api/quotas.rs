@@ -332,7 +332,7 @@ async fn a_task_makes_room_as_its_queue_or_its_project_says() {
     assert_eq!(way().await, Preempt::Requeue);
     set_queue(None).await;
     set_project(None).await;
-    assert_eq!(way().await, Preempt::Requeue, "nobody says anything");
+    assert_eq!(way().await, Preempt::Requeue, "neither has a setting");
     set_queue(Some(Preempt::SuspendOrRequeue)).await;
     assert_eq!(way().await, Preempt::SuspendOrRequeue);
     // The node cannot suspend it: now it hears that it is to stop.

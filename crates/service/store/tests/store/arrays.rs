@@ -53,7 +53,7 @@ async fn name(store: &Store, task: &str) -> String {
 async fn each_index_runs_once_and_no_more_at_once_than_asked_for() {
     let ((store, _dir), ids) = (open().await, AtomicU32::new(0));
     store.submit(&array("3-9:3,20%2"), "q", &at(S)).await.unwrap();
-    assert_eq!(store.queue("q").await.unwrap().entries.len(), 0, "nobody takes the array itself");
+    assert_eq!(store.queue("q").await.unwrap().entries.len(), 0, "no agent takes the array itself");
     let mut ran = Vec::new();
     for round in 1..=4 {
         step(&store, &ids, round * 10 * S).await;

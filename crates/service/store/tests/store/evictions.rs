@@ -113,7 +113,7 @@ async fn the_suspended_make_room_until_they_are_back() {
     let back = f.store.task("victim").await.unwrap();
     assert_eq!((back.evicted, back.index.status), (None, TaskStatus::InProgress));
     f.store.stop_evicted("victim", "victim", &asked).await.unwrap();
-    assert_eq!(told().await, before, "it makes room for nobody");
+    assert_eq!(told().await, before, "it makes room for no task");
 }
 
 #[tokio::test]

@@ -115,7 +115,7 @@ async fn a_claim_beyond_the_limit_of_a_pool_is_refused() {
     let in_fast: u64 = sums.iter().filter_map(|sum| sum.pool_milli.get("fast")).sum();
     assert_eq!((in_fast, sums.iter().any(|sum| sum.pool_milli.contains_key("slow"))), (1000, false));
     let sums = f.store.fleet("small", &[], false).await.unwrap().elsewhere;
-    assert!(sums.iter().all(|sum| sum.pool_milli == BTreeMap::new()), "nobody asked");
+    assert!(sums.iter().all(|sum| sum.pool_milli == BTreeMap::new()), "no call requested it");
 }
 
 #[tokio::test]

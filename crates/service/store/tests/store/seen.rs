@@ -45,7 +45,7 @@ async fn commit(mut other: PgConnection) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("nobody waits for the other transaction");
+    panic!("no transaction waits for the other one");
 }
 
 #[tokio::test]

@@ -164,7 +164,7 @@ async fn each_schema_has_a_leader_and_the_status_names_it() {
         tokio::spawn(async move { store.lead(|now| seen.store(now, Ordering::Relaxed)).await });
         let begin = Instant::now();
         while !leads.load(Ordering::Relaxed) {
-            assert!(begin.elapsed() < Duration::from_secs(60), "nobody leads in this schema");
+            assert!(begin.elapsed() < Duration::from_secs(60), "no server leads in this schema");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let servers = fresh.database.status().await.unwrap().servers.unwrap();

@@ -170,7 +170,7 @@ async fn who_waits_for_whom_is_known_over_several_steps() {
     assert!(waits("c", "a").await && waits("b", "a").await && waits("c", "b").await);
     assert!(!waits("a", "c").await && !waits("a", "a").await);
     store.dequeue("b", None, Created, &at(2)).await.unwrap();
-    assert!(!waits("c", "a").await, "a draft waits for nobody");
+    assert!(!waits("c", "a").await, "a draft waits for no task");
 }
 
 #[tokio::test]

@@ -133,7 +133,7 @@ fn who_may_not_preempt_does_not() {
     assert!(with("preemptionPolicy", json!("Never")).is_empty());
     assert!(
         with("affinity", json!({"podAntiAffinity": {}})).is_empty(),
-        "nobody here knows whether it would help"
+        "it is unknown here whether it would help"
     );
     assert!(with("schedulingGates", json!([{"name": "g"}])).is_empty());
     assert_eq!(with("nodeSelector", json!({"zone": "b"}))["p"], Preemption::InVain);
@@ -317,7 +317,7 @@ proptest! {
                 let is_lower = |at: usize| all[at].priority < priority;
                 prop_assert!(!(0..nodes).any(|node| ask.fits(&free(&all, node, gpus, &is_lower))));
             }
-            Some(Preemption::Awaited { .. }) => prop_assert!(false, "nobody is leaving"),
+            Some(Preemption::Awaited { .. }) => prop_assert!(false, "no pod is leaving"),
         }
     }
 

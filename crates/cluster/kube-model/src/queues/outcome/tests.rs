@@ -119,8 +119,8 @@ fn ends_are_told_with_their_cause() {
     let told = "worker execution exit code 137 (killed, perhaps at its memory limit of 64Mi)";
     assert_eq!(running(&oom), failed(told), "the runtime did not report it");
     let late = on_node(json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "too long"}));
-    assert_eq!(running(&late), failed("DeadlineExceeded: too long"), "somebody else's deadline");
-    assert_eq!(running(&stopping("Failed")), requeue("its pod was stopped"), "nobody wants that any more");
+    assert_eq!(running(&late), failed("DeadlineExceeded: too long"), "the deadline is not cantle's");
+    assert_eq!(running(&stopping("Failed")), requeue("its pod was stopped"), "the request is withdrawn");
 }
 
 #[test]

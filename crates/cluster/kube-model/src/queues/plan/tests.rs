@@ -183,7 +183,7 @@ fn a_pod_whose_room_somebody_else_took_is_taken_back() {
     foreign(&mut view, part(0, 1000));
     let mut own = [pod(&mut view, "a0", None)];
     let fleet = fleet(&[("a", 1000, None)], vec![held("a", &own[0])]);
-    assert!(decided(&view, &fleet, &own, &[]).stuck.is_empty(), "the scheduler has not said so");
+    assert!(decided(&view, &fleet, &own, &[]).stuck.is_empty(), "the scheduler has not reported it");
     own[0].is_unschedulable = true;
     assert_eq!(decided(&view, &fleet, &own, &[]).stuck, ["u-a0"]);
     view.holdings.clear();

@@ -180,7 +180,7 @@ fn no_answer_for_somebody_else_gets_in() {
             "azp" => value == json!("cantle") || value.is_null(),
             _ => value == json!("cantle"),
         };
-        assert!(is_harmless, "{name} = {value} got in, as {claims:?} beside {good:?}");
+        assert!(is_harmless, "{name} = {value} got in, as {claims:?} next to {good:?}");
     }
     println!("{count} answers for somebody else: none got in");
 }
