@@ -24,6 +24,13 @@ def tracked(*patterns):
     return [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
+def finding(file, each):
+    # A sentence after empty lines begins with them, for Vale.
+    match = each["Match"].lstrip()
+    line = each["Line"] + each["Match"].removesuffix(match).count("\n")
+    return Finding(file, line, each["Check"].removeprefix("cantle."), match, each["Message"])
+
+
 @pytest.fixture(scope="session")
 def lint():
     """The findings of Vale in files below a directory."""
@@ -36,7 +43,7 @@ def lint():
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr or done.stdout
         found = json.loads(done.stdout)
-        return [Finding(file, each["Line"], each["Check"].removeprefix("cantle."), each["Match"], each["Message"]) for file in sorted(found) for each in found[file]]
+        return [finding(file, each) for file in sorted(found) for each in found[file]]
 
     return lint
 

@@ -1,4 +1,4 @@
-"""Documentation, messages, comments for users and web texts follow docs/STYLE.md, as far as a program can tell."""
+"""Documentation, messages, comments and web texts follow docs/STYLE.md, as far as a program can tell."""
 
 import re
 from pathlib import Path
@@ -33,6 +33,13 @@ def test_messages_and_log_lines(lint, texts):
     sources = [file for file in tracked("crates/*/src/*.rs") if "tests" not in file.parts and file.name != "tests.rs"]
     assert len(sources) > 200
     assert_none(lint(*texts(extract.messages, sources)))
+
+
+def test_comments(lint, texts):
+    """Comments and documentation of items, tests included."""
+    sources = tracked("crates/*.rs", "xtask/*.rs")
+    assert len(sources) > 700
+    assert_none(lint(*texts(extract.rust_comments, sources)))
 
 
 def test_web_texts(lint, texts):
@@ -75,12 +82,21 @@ def test_what_the_style_guide_recommends_is_not_found(lint, tmp_path):
 
 BAD = {
     "a.rs": (extract.messages, 'fn f() {\n    // told\n    warn!("the GPU can\'t be used");\n}\n#[cfg(test)]\nmod tests {\n    const A: &str = "told";\n}\n'),
+    "b.rs": (extract.rust_comments, 'const A: &str = "// told";\n\n/// The GPU\n/// can\'t be `told`.\nfn f() {} // one line\n'),
     "a.tsx": (extract.web, "// told\nexport const A = () => (\n  <p>The GPU can't be used</p>\n);\n"),
     "a.ts": (extract.web, "/* told\n */\nconst a = `the GPU can't be used`;\n"),
     "a.yaml": (extract.comments, "a: told\n\n# The GPU can't be used\n"),
     "Dockerfile": (extract.comments, "FROM told\n\n# The GPU can't be used\n"),
     "a.py": (extract.comments, 'told = 1\n\n"""The GPU can\'t be used."""\n'),
 }
+
+
+def test_a_sentence_over_lines_is_found_in_comments(lint, tmp_path):
+    """On the line where its paragraph begins. A list item and code are texts of their own."""
+    comment = "//! A page.\n//!\n//! It counts so\n//! many GPUs:\n//! * `so many`\n//! ```\n//! told\n//! ```\n\n// What is\n// here ends.\n"
+    (tmp_path / "a.rs").write_text(comment)
+    (tmp_path / "found.txt").write_text(extract.rust_comments(tmp_path / "a.rs"))
+    assert [(found.line, found.rule) for found in lint(tmp_path, ["found.txt"])] == [(3, "Words"), (10, "Subject")]
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -1,4 +1,4 @@
-"""The texts that users read, out of the sources that hold them.
+"""The texts that people read, out of the sources that hold them.
 
 Each function returns the source with everything else blanked, so that a line of the result is the line of the source."""
 
@@ -13,6 +13,10 @@ TESTS = "#[cfg(test)]\nmod tests {"
 ALIAS = re.compile(r'\balias = "[^"]*"')
 # A string, a template, and the text between two tags.
 WEB_TEXT = re.compile(r'"[^"\n]*"|`[^`]*`|(?<=>)[^<>{}=;()]*[a-z]{2}[^<>{}=;()]*(?=[<{])')
+RUST_COMMENT = re.compile(r"(\s*)//[/!]? ?(.*)")
+# An item of a list, a row of a table and a heading begin a text.
+ITEM = re.compile(r"(?:[*|#+-]|\d+\.) ")
+CODE = re.compile(r"`[^`]+`")
 WEB_COMMENT = re.compile(r"/\*.*?\*/|(?<!:)//[^\n]*", re.S)
 
 
@@ -42,6 +46,26 @@ def comments(path):
     except ClassNotFound:
         lexer = get_lexer_for_filename("a.sh")
     return tokens(path.read_text(), lexer, lambda kind: (kind in Comment and kind is not Comment.Preproc) or kind is String.Doc)
+
+
+def rust_comments(path):
+    """Comments of a Rust file, without code. A sentence may go over lines: all of a paragraph is on the line where it begins."""
+    source = path.read_text()
+    kept = tokens(source, get_lexer_for_filename("a.rs"), lambda kind: kind is Comment.Single or kind is String.Doc)
+    found, at, fenced = [], None, False
+    for line, whole in zip(kept.split("\n"), source.split("\n")):
+        comment = RUST_COMMENT.fullmatch(line)
+        text = comment[2].strip() if comment else ""
+        fence = text.startswith("```")
+        fenced = comment is not None and fenced != fence
+        if fence or fenced or not text:
+            at = None
+        elif at is None or ITEM.match(text) or line.strip() != whole.strip():
+            at = len(found)
+        found.append("")
+        if at is not None:
+            found[at] = f"{found[at]} {text}".strip()
+    return "\n".join(CODE.sub(lambda match: blank(match[0]), text) for text in found)
 
 
 def web(path):
