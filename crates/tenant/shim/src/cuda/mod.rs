@@ -2,6 +2,7 @@
 
 mod alloc;
 mod context;
+mod device;
 mod graph;
 mod lookup;
 mod pool;

@@ -5,9 +5,9 @@ use core::ffi::c_uint;
 use cantle_ledger::GRANULE_BYTES;
 
 use super::{Device, SUCCESS};
-use crate::cuda::alloc::charge;
-use crate::cuda::alloc::charge::SliceGpu;
 use crate::cuda::alloc::export;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
+use crate::cuda::device;
 use crate::cuda::pool::reserved;
 use crate::function::Status;
 
@@ -58,7 +58,7 @@ pub(super) unsafe fn memory_info<S: Size>(
     if status != SUCCESS {
         return status;
     }
-    let Some((_, device)) = charge::current() else { return status };
+    let Some((_, device)) = device::current() else { return status };
     export::settle();
     reserved::settle_all();
     let (used, limit) = SliceGpu::of(device).map_or((0, 0), |gpu| {
@@ -85,7 +85,7 @@ pub(super) unsafe fn total_memory<S: Size>(
     let status = unsafe { real(bytes, device) };
     if status == SUCCESS {
         // Asked before any context exists, so it takes no slot.
-        let limit = charge::limit_granules(device);
+        let limit = device::limit_granules(device);
         // SAFETY: the out-parameter contract, after success.
         unsafe { lower(bytes, u64::from(limit) * GRANULE_BYTES) };
     }

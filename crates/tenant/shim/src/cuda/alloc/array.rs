@@ -6,9 +6,11 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::charge;
-use super::charge::SliceGpu;
 use super::linear::Width;
+use super::release;
+use super::reservation;
+use super::slice_gpu::SliceGpu;
+use crate::cuda::device;
 use crate::cuda::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, real};
 use crate::function::{Function, Status};
 use crate::holdings::SMALL_BYTES;
@@ -221,7 +223,7 @@ unsafe fn created(
     real: impl FnOnce() -> Status,
     destroy: &Destroy,
 ) -> Status {
-    let Some((wanted, (context, device))) = wanted.zip(charge::current()) else { return real() };
+    let Some((wanted, (context, device))) = wanted.zip(device::current()) else { return real() };
     let bytes = wanted.bytes(device);
     if bytes == 0 {
         return real();
@@ -246,13 +248,13 @@ unsafe fn created(
     OUT_OF_MEMORY
 }
 
-fn remember(array: Array, context: Context, reservation: charge::Reservation) -> bool {
+fn remember(array: Array, context: Context, reservation: reservation::Reservation) -> bool {
     let Some(process) = process() else { return false };
     let entry = Entry::new(array as u64, context as u64, reservation.gpu(), reservation.bytes());
     let Ok(gone) = process.arrays.insert(entry) else { return false };
     reservation.keep();
     if let Some(gone) = gone {
-        charge::release(&gone);
+        release::charged(&gone);
     }
     true
 }
@@ -264,7 +266,7 @@ pub(crate) unsafe fn destroy(real: unsafe extern "C" fn(Array) -> Status, array:
     let status = unsafe { real(array) };
     if let Some(entry) = known {
         if status == SUCCESS {
-            charge::release(&entry);
+            release::charged(&entry);
         } else if let Some(process) = process() {
             // If another thread has filled the table meanwhile, the array stays charged: too much is safe, too little is not.
             let _full = process.arrays.insert(entry);

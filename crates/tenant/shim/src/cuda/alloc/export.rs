@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::charge;
+use super::release;
 use super::vmm::Handle;
 use crate::cuda::SUCCESS;
 use crate::function::Status;
@@ -63,7 +63,7 @@ pub(crate) const fn count_of(memory: &Entry) -> u32 {
 pub(crate) fn release(process: &Process, memory: &Entry) {
     let key = memory.context >> u32::BITS;
     if key == 0 || !keep(process, key, memory) {
-        charge::release(memory);
+        release::charged(memory);
     }
 }
 
@@ -106,7 +106,7 @@ fn settle_all(process: &Process) {
 fn give_back(process: &Process, export: &Entry) {
     if export.bytes() > 0 {
         process.kept_by_descriptors.fetch_sub(1, Relaxed);
-        charge::release(export);
+        release::charged(export);
     }
 }
 

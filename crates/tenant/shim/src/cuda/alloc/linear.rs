@@ -4,9 +4,11 @@ use core::ffi::c_uint;
 
 use cantle_ledger::{GRANULE_BYTES, Uses};
 
-use super::charge;
-use super::charge::{Reservation, SliceGpu};
+use super::release;
+use super::reservation::Reservation;
 use super::slab;
+use super::slice_gpu::SliceGpu;
+use crate::cuda::device;
 use crate::cuda::pool::reserved;
 use crate::cuda::{Address, Context, OUT_OF_MEMORY, SUCCESS, graph, pool};
 use crate::function::Status;
@@ -58,7 +60,7 @@ pub(crate) unsafe fn alloc_managed(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let real = || unsafe { real(address, bytes, flags) };
-    let Some((context, device)) = charge::current() else { return real() };
+    let Some((context, device)) = device::current() else { return real() };
     let gpu = match SliceGpu::of(device) {
         Ok(gpu) => gpu,
         Err(status) => return status,
@@ -86,7 +88,7 @@ pub(crate) unsafe fn alloc_pitch<A: Width, S: Width>(
     height: S,
     element: c_uint,
 ) -> Status {
-    let Some((context, device)) = charge::current() else {
+    let Some((context, device)) = device::current() else {
         // SAFETY: the call contract; the arguments are passed unchanged.
         return unsafe { real(address, pitch, width, height, element) };
     };
@@ -112,7 +114,7 @@ pub(crate) unsafe fn alloc_pitch<A: Width, S: Width>(
 /// Reserves `bytes` on the current device, calls `real`, and remembers the address if that returns success.
 #[inline]
 fn charged(bytes: u64, real: impl FnOnce() -> Status, address: impl FnOnce() -> u64) -> Status {
-    let Some((context, device)) = charge::current() else { return real() };
+    let Some((context, device)) = device::current() else { return real() };
     let gpu = match SliceGpu::of(device) {
         Ok(gpu) => gpu,
         Err(status) => return status,
@@ -160,13 +162,13 @@ fn remember(entry: Entry) -> Status {
     match process.memory.insert(entry) {
         Ok(None) => SUCCESS,
         Ok(Some(gone)) => {
-            charge::release_linear(&gone);
+            release::linear(&gone);
             SUCCESS
         }
         Err(_) => {
             // SAFETY: the driver has just allocated it, and the program gets an error.
             let status = unsafe { give_up(entry.key) };
-            charge::release_linear(&entry);
+            release::linear(&entry);
             status
         }
     }
@@ -200,7 +202,7 @@ pub(crate) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
         graph::is_left(&left);
     }
     match known {
-        Some(entry) if status == SUCCESS => charge::release_linear(&entry),
+        Some(entry) if status == SUCCESS => release::linear(&entry),
         // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is not.
         Some(entry) => drop(process.memory.insert(entry)),
         // Perhaps from a pool.

@@ -6,8 +6,9 @@
 
 use cantle_ledger::GRANULE_BYTES;
 
-use super::charge;
-use super::charge::{Reservation, SliceGpu};
+use super::release;
+use super::reservation::Reservation;
+use super::slice_gpu::SliceGpu;
 use crate::cuda::Address;
 use crate::process::process;
 use crate::table::Entry;
@@ -36,7 +37,7 @@ pub(crate) fn leave(allocation: &Entry) {
         slab.context == 0
     });
     if let Some(slab) = last {
-        charge::release(&slab);
+        release::charged(&slab);
     }
 }
 

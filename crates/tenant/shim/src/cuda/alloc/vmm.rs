@@ -5,10 +5,10 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::charge;
-use super::charge::SliceGpu;
 use super::export;
 use super::location::{Location, LocationKind};
+use super::release;
+use super::slice_gpu::SliceGpu;
 use crate::cuda::{Address, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
@@ -68,7 +68,7 @@ pub(crate) unsafe fn create(
         Some(Ok(gone)) => {
             reservation.keep();
             if let Some(gone) = gone {
-                charge::release(&gone);
+                release::charged(&gone);
             }
             status
         }

@@ -12,8 +12,9 @@ use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
-use crate::cuda::alloc::charge;
-use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::release;
+use crate::cuda::alloc::slice_gpu;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
 use crate::cuda::pool::reserved;
 use crate::function::Status;
 use crate::gate;
@@ -117,7 +118,7 @@ fn in_primary(device: Device, real: impl FnOnce() -> Status) -> Status {
 pub(super) unsafe fn enter(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(context) };
-    charge::notice_context();
+    slice_gpu::notice_context();
     status
 }
 
@@ -129,7 +130,7 @@ pub(super) unsafe fn pin<S>(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes) };
-    charge::notice_context();
+    slice_gpu::notice_context();
     status
 }
 
@@ -142,7 +143,7 @@ pub(super) unsafe fn pin_with_flags(
 ) -> Status {
     // SAFETY: the call contract; the arguments are passed unchanged.
     let status = unsafe { real(address, bytes, flags) };
-    charge::notice_context();
+    slice_gpu::notice_context();
     status
 }
 
@@ -230,7 +231,7 @@ fn ending(
     ended: impl FnOnce(Status) -> bool,
 ) -> Status {
     let tables: [(&Table, Release); 2] =
-        [(&process.memory, charge::release_linear), (&process.arrays, charge::release)];
+        [(&process.memory, release::linear), (&process.arrays, release::charged)];
     for (table, _) in tables {
         table.edit_contexts(|entry| if belongs(entry) { entry.context | DOOMED } else { entry.context });
     }

@@ -8,8 +8,8 @@ use core::ffi::{c_int, c_void};
 use cantle_ledger::{GRANULE_BYTES, MAX_GPUS};
 
 use super::Graph;
-use crate::cuda::alloc::charge::SliceGpu;
 use crate::cuda::alloc::location::LocationKind;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
 use crate::cuda::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool};
 use crate::function::Status;
 use crate::list::{Full, List};

@@ -20,7 +20,7 @@ use cantle_ledger::{MAX_GPUS, Over, granules_holding};
 
 use super::pool::{self, Stream};
 use super::{Address, Device, OUT_OF_MEMORY, SUCCESS, driver};
-use crate::cuda::alloc::charge::{Balance, SliceGpu};
+use crate::cuda::alloc::slice_gpu::{Balance, SliceGpu};
 use crate::cuda::graph::memory::{Take, Takes};
 use crate::cuda::pool::reserved;
 use crate::function::Status;

@@ -8,9 +8,9 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::{Pool, Stream, know, learn};
-use crate::cuda::alloc::charge;
-use crate::cuda::alloc::charge::SliceGpu;
 use crate::cuda::alloc::location::Location;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
+use crate::cuda::device;
 use crate::cuda::{Device, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
 use crate::process::{Process, process};
@@ -98,7 +98,7 @@ fn only_device(process: &Process) -> Option<Device> {
 /// The device of a stream that the program passed to the current call: that of its context, which need not be current. None for a
 /// default stream without a context, which the driver refuses. An error is the answer where the driver does not tell.
 fn device_of(stream: Stream) -> Result<Option<Device>, Status> {
-    let current = charge::current();
+    let current = device::current();
     // The default streams are the current context's.
     if stream as usize <= 2 {
         return Ok(current.map(|(_, device)| device));
@@ -123,7 +123,7 @@ fn device_of(stream: Stream) -> Result<Option<Device>, Status> {
         if pushed != SUCCESS {
             return Err(pushed);
         }
-        let pushed = charge::current();
+        let pushed = device::current();
         driver::cuCtxPopCurrent_v2.get()?(&raw mut context);
         pushed.map(|(_, device)| Some(device)).ok_or(OUT_OF_MEMORY)
     }

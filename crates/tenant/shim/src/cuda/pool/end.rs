@@ -13,7 +13,7 @@ use super::question::{Guest, is_left_to_guests};
 use super::reserved::{LEAVING, settle_all};
 use super::{Pool, owner_of};
 use crate::capture_mode::RelaxedMode;
-use crate::cuda::alloc::charge::SliceGpu;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
 use crate::cuda::{INVALID_VALUE, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};

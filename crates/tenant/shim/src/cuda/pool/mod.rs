@@ -20,9 +20,10 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Address, Context, Device, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, graph};
 use crate::capture_mode::RelaxedMode;
-use crate::cuda::alloc::charge;
-use crate::cuda::alloc::charge::SliceGpu;
 use crate::cuda::alloc::location::{Location, LocationKind};
+use crate::cuda::alloc::release;
+use crate::cuda::alloc::slice_gpu;
+use crate::cuda::alloc::slice_gpu::SliceGpu;
 use crate::cuda::pool::reserved::{LEAVING, UNSURE, reserve_growth, settle_all, trim};
 use crate::function::Status;
 use crate::gate;
@@ -257,7 +258,7 @@ pub(super) unsafe fn free<const PER_THREAD: bool>(
         graph::is_left(&left);
     }
     match known {
-        Some(entry) if status == SUCCESS => charge::release_linear(&entry),
+        Some(entry) if status == SUCCESS => release::linear(&entry),
         Some(entry) => {
             if let Some(process) = process() {
                 // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is
@@ -381,7 +382,7 @@ fn settled(ends: u64, real: impl FnOnce() -> Status) -> Status {
         freed_on
     });
     let status = real();
-    charge::notice_context();
+    slice_gpu::notice_context();
     if freed_on != 0 {
         settle_all();
     }

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::Pool;
 use super::reserved::UNSURE;
 use crate::capture_mode::RelaxedMode;
-use crate::cuda::alloc::charge::{Balance, SliceGpu};
+use crate::cuda::alloc::slice_gpu::{Balance, SliceGpu};
 use crate::cuda::{SUCCESS, driver};
 use crate::process::Process;
 use crate::table::Entry;

@@ -8,7 +8,7 @@ use super::Pool;
 use super::end::destroy_if_left_and_empty;
 use super::question::{Answer, Guest, ask};
 use crate::capture_mode::RelaxedMode;
-use crate::cuda::alloc::charge::{Balance, SliceGpu};
+use crate::cuda::alloc::slice_gpu::{Balance, SliceGpu};
 use crate::holdings::PoolCalls;
 use crate::process::process;
 use crate::table::Entry;

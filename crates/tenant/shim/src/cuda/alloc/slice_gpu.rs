@@ -1,4 +1,4 @@
-//! Finds the balance that a call changes: the GPU of the slice, and the reservation that an allocation needs.
+//! The balance that a call changes: that of one GPU of the slice.
 //!
 //! # This process's balance on a GPU
 //!
@@ -9,30 +9,20 @@
 //!   each GPU, and for each GPU a *word* with the sum over all processes; the account changes the record and the word so that the
 //!   sum never exceeds the limit (`cantle_ledger::protocol`).
 //!
-//! [`SliceGpu`] names a GPU of the slice and locks its balance. A [`Reservation`] is charged to the balance and has no memory
+//! [`SliceGpu`] names a GPU of the slice and locks its balance. A [`Reservation`](super::reservation::Reservation) is charged to the balance and has no memory
 //! yet: it goes back when it is dropped, and becomes a table entry ([`crate::table`]) once the driver has allocated.
 
 use cantle_ledger::{Account, Attachment, Over, Uses};
 
-use super::{export, slab};
+use super::export;
+use super::reservation::Reservation;
+use crate::cuda::device::{current, gpu_index};
 use crate::cuda::pool::reserved;
-use crate::cuda::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use crate::cuda::{Device, OUT_OF_MEMORY};
 use crate::function::Status;
-use crate::holdings::{Holdings, SMALL_BYTES};
+use crate::holdings::Holdings;
 use crate::lock::Guard;
 use crate::process::{Process, process};
-use crate::table::Entry;
-
-/// The context that is current in the calling thread, and its device. `None` if there is none: then the driver reports the error.
-pub(crate) fn current() -> Option<(Context, Device)> {
-    let (mut context, mut device) = (core::ptr::null_mut(), 0);
-    // SAFETY: `device` and `context` are live locals of the types that the two functions write.
-    let found = unsafe {
-        driver::cuCtxGetDevice.get().ok()?(&raw mut device) == SUCCESS
-            && driver::cuCtxGetCurrent.get().ok()?(&raw mut context) == SUCCESS
-    };
-    (found && !context.is_null()).then_some((context, device))
-}
 
 /// Charges the current context of a process that has nothing charged yet: NVIDIA's runtime makes contexts through a private table
 /// of the driver, which no hook sees. Cheap enough for calls that programs make often: after the first time it is one load.
@@ -111,7 +101,7 @@ impl SliceGpu {
     #[inline]
     pub(crate) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
         self.or_after_trimming(bytes, || self.with_context(|balance| balance.reserve(bytes)))
-            .map(|()| Reservation { gpu: self, bytes })
+            .map(|()| Reservation::new(self, bytes))
     }
 
     /// Reserves what `bytes` of managed memory take.
@@ -156,7 +146,7 @@ impl SliceGpu {
     }
 
     #[inline]
-    pub(crate) fn release(self, bytes: u64) {
+    pub(super) fn release(self, bytes: u64) {
         if let Some(mut balance) = self.lock() {
             balance.release(bytes);
         }
@@ -249,115 +239,4 @@ impl Balance {
         self.account.refused(over, asked_bytes);
         OUT_OF_MEMORY
     }
-}
-
-/// Memory that is charged and not allocated yet. Given back on drop, unless it was kept.
-pub(crate) struct Reservation {
-    gpu: SliceGpu,
-    bytes: u64,
-}
-
-impl Reservation {
-    /// Changes the reservation to what the driver really took.
-    #[inline]
-    pub(crate) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
-        if bytes == self.bytes {
-            return Ok(());
-        }
-        let mut balance = self.gpu.lock().ok_or(OUT_OF_MEMORY)?;
-        let Balance { holdings, account, .. } = &mut balance;
-        let resized = holdings.resize(account, self.bytes, bytes);
-        resized.map_err(|over| balance.refuse(over, bytes))?;
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    /// Index of the GPU in the slice.
-    pub(crate) const fn gpu(&self) -> usize {
-        self.gpu.index
-    }
-
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The allocation has been made: from now on it is charged until it is freed.
-    pub(crate) fn keep(self) -> (usize, u64) {
-        let kept = (self.gpu.index, self.bytes);
-        core::mem::forget(self);
-        kept
-    }
-}
-
-impl Drop for Reservation {
-    #[inline]
-    fn drop(&mut self) {
-        self.gpu.release(self.bytes);
-    }
-}
-
-/// Gives back what was charged for an allocation of this process.
-#[inline]
-pub(crate) fn release(allocation: &Entry) {
-    // Without a slot in the ledger nothing is charged, so there is nothing to give back.
-    if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
-        gpu.release(allocation.bytes());
-    }
-}
-
-/// Gives back what was charged for linear memory of this process.
-#[inline]
-pub(crate) fn release_linear(allocation: &Entry) {
-    if allocation.is_managed() {
-        if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
-            gpu.release_managed(allocation.bytes());
-        }
-    } else if allocation.bytes() <= SMALL_BYTES {
-        slab::leave(allocation);
-    } else {
-        release(allocation);
-    }
-}
-
-/// Index of a device in the slice, by its UUID: ordinals depend on the program's environment. If the driver does not tell the
-/// UUID, because it is not initialized or there is no such device, its status is the answer, and the next call asks again.
-#[inline]
-fn gpu_index(process: &Process, device: Device) -> Result<usize, Status> {
-    let mut refused = OUT_OF_MEMORY;
-    let mut find = || {
-        let ledger = process.ledger()?;
-        // A MIG instance has a UUID of its own, which only the newer function reports.
-        let newer = uuid(device, &driver::cuDeviceGetUuid_v2).map(|uuid| ledger.gpu_index(&uuid));
-        if let Ok(Some(index)) = newer {
-            return Some(Some(index));
-        }
-        let older = uuid(device, &driver::cuDeviceGetUuid).map(|uuid| ledger.gpu_index(&uuid));
-        older.or(newer).map_err(|status| refused = status).ok()
-    };
-    let known = usize::try_from(device).ok().and_then(|device| process.devices.get(device));
-    let found = match known {
-        Some(known) => known.get_or(find),
-        None => find().flatten(),
-    };
-    found.ok_or(refused)
-}
-
-type UuidFunction = crate::function::Function<unsafe extern "C" fn(*mut [u8; 16], Device) -> Status>;
-
-fn uuid(device: Device, function: &UuidFunction) -> Result<[u8; 16], Status> {
-    let mut uuid = [0; 16];
-    // SAFETY: `uuid` is a live local of 16 bytes, the size of a `CUuuid`, which is all that the function writes.
-    match unsafe { function.get()?(&raw mut uuid, device) } {
-        SUCCESS => Ok(uuid),
-        status => Err(status),
-    }
-}
-
-/// The slice's limit on a device; 0 if it is not of the slice or there is no ledger.
-pub(crate) fn limit_granules(device: Device) -> u32 {
-    let limit = || {
-        let process = process()?;
-        Some(process.ledger()?.gpus().get(gpu_index(process, device).ok()?)?.limit_granules())
-    };
-    limit().unwrap_or(0)
 }
