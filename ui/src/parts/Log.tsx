@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { call } from "../api";
+import { ApiError, call } from "../api";
 import { ofRun } from "../results/ofRun";
 import type { LogEvent } from "../types";
 
@@ -12,13 +12,15 @@ interface LogPage {
   position: number;
 }
 
-/** The end of a task's output, growing while it runs. */
-function useLog(task: string, live: boolean): string[] {
+/** The end of a task's output, growing while it runs, or why the user may not read it. */
+function useLog(task: string, live: boolean): { lines: string[]; refused: string } {
   const [lines, setLines] = useState<string[]>([]);
+  const [refused, setRefused] = useState("");
   const position = useRef(0);
   const { run } = ofRun();
   useEffect(() => {
     setLines([]);
+    setRefused("");
     position.current = 0;
   }, [task, run]);
   useEffect(() => {
@@ -32,7 +34,11 @@ function useLog(task: string, live: boolean): string[] {
         const fresh = page.events.map((event) => (event.msg ?? "").replace(/\n$/, ""));
         if (fresh.length > 0) setLines((old) => [...old, ...fresh].slice(-KEPT));
         if (page.events.length === PAGE) return void load();
-      } catch {
+      } catch (error) {
+        if (error instanceof ApiError && error.code === 403) {
+          if (!ended) setRefused(error.message);
+          return;
+        }
         // The header reports the lost connection; the next attempt may succeed.
       }
       if (live && !ended) timer = setTimeout(load, PAUSE_MS);
@@ -43,11 +49,11 @@ function useLog(task: string, live: boolean): string[] {
       clearTimeout(timer);
     };
   }, [task, run, live]);
-  return lines;
+  return { lines, refused };
 }
 
 export function Log({ task, live }: { task: string; live: boolean }) {
-  const lines = useLog(task, live);
+  const { lines, refused } = useLog(task, live);
   const box = useRef<HTMLPreElement>(null);
   const atEnd = useRef(true);
   useEffect(() => {
@@ -59,7 +65,7 @@ export function Log({ task, live }: { task: string; live: boolean }) {
   };
   return (
     <pre class="log" ref={box} onScroll={onScroll} tabIndex={0} aria-label="Output" data-testid="log">
-      {lines.length > 0 ? lines.join("\n") : <span class="muted">No output yet.</span>}
+      {lines.length > 0 ? lines.join("\n") : <span class="muted">{refused || "No output yet."}</span>}
     </pre>
   );
 }
