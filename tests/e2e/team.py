@@ -39,12 +39,13 @@ class Job:
     """A task as the team knows it."""
 
     id: str
+    name: str
     owner: Person
     project: str
     word: str
     code: int
-    stopped: bool = False
-    gone: bool = False
+    # An experiment on somebody's laptop: no agent runs it.
+    is_own: bool = False
 
 
 class Tally:
@@ -97,6 +98,8 @@ class Team:
         self.admin = Person("admin", "admin", "", admin)
         self.people, self.jobs, self.tally = [self.admin], [], Tally()
         self.ids = {}
+        # With a client of the SDK and a browser, people use these, too.
+        self.sdk = self.page = None
 
     def ask(self, person, act, endpoint, body, allowed, hidden=False):
         """One call by HTTP. A refusal is 403, or an answer as about nothing if the object is hidden."""
@@ -147,13 +150,21 @@ class Team:
             hyperparams = {"cantle": {"command": command}}
             task = {"name": f"t{number}", "type": "training", "project": self.ids[person.project], "hyperparams": hyperparams}
             made = self.ask(person, "submit", "tasks.create", task, True)
-            job = Job(made["id"], person, person.project, word, code)
+            job = Job(made["id"], f"t{number}", person, person.project, word, code)
             self.ask(person, "submit", "tasks.enqueue", {"task": job.id, "queue": queue_id}, True)
         else:
             words = ["submit", "--queue", queue, "--project", person.project, "--name", f"t{number}", "--", "sh", "-c", script]
             made = self.command(person, "submit", words, (0,), True)
-            job = Job(made.strip(), person, person.project, word, code)
+            job = Job(made.strip(), f"t{number}", person, person.project, word, code)
         self.jobs.append(job)
+
+    def train(self):
+        """An experiment of somebody, on the own laptop."""
+        person = self.dice.choice([person for person in self.people if person.has("submit", person.project) and person.project])
+        word, name = f"output-of-an-experiment-{self.dice.randrange(1 << 30):x}", f"experiment {len(self.jobs)}"
+        made = self.sdk.train(person, word, name)
+        if made:
+            self.jobs.append(Job(made, name, person, person.project, word, 0, is_own=True))
 
     def may(self, person, right, job):
         return person is job.owner or person.has(right, job.project)
@@ -167,6 +178,11 @@ class Team:
         sees = self.may(person, "see", job)
         acts = [self.look, self.read, self.read_by_command, self.list, self.list_by_command, self.other_place, self.raise_priority]
         acts += [self.administer, self.write_events, self.set_quota, self.tag, self.change_queue]
+        # A program of the SDK takes seconds to start, and a browser one to show a page.
+        if self.sdk and self.dice.random() < 0.01:
+            return self.dice.choice([self.sdk.look, self.sdk.search, lambda *_: self.train()])(person, job, sees)
+        if self.page and self.dice.random() < 0.05:
+            return self.dice.choice([self.page.list, self.page.task])(person, job, sees)
         self.dice.choice(acts)(person, job, sees)
 
     def look(self, person, job, sees):
