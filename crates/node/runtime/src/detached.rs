@@ -151,7 +151,14 @@ impl Detached {
                 }
             }
         }
-        if let Some(exit) = self.directory.read_exit() {
+        let found = loop {
+            match self.directory.find_exit() {
+                // The end is on disk, and this process has no free file descriptor now.
+                Err(why) if why.is_out_of_room() => tokio::time::sleep(POLL_INTERVAL).await,
+                found => break found.ok().flatten(),
+            }
+        };
+        if let Some(exit) = found {
             return exit;
         }
         // The supervisor was killed. Its task may still run, and no other process will end it.

@@ -58,12 +58,17 @@ impl Fence {
 pub(crate) fn guard(directory: &TaskDirectory, scope: &Scope) {
     // Before the first read: a fence that is set after that read is a change.
     let news = News::of(directory.path());
+    let mut fence = None;
     loop {
-        if directory.fence().is_none() {
+        let read = directory.read_fence();
+        if matches!(read, Ok(None)) {
+            fence = None;
             news.wait();
             continue;
         }
-        if let Some(grace) = due(directory) {
+        // A fence that cannot be read now is where it was.
+        fence = read.unwrap_or(fence);
+        if let Some(grace) = fence.and_then(|fence| due(directory, fence)) {
             // Only the supervisor may wait for the processes.
             scope.end_blocking(grace, || ());
         }
@@ -72,8 +77,8 @@ pub(crate) fn guard(directory: &TaskDirectory, scope: &Scope) {
 }
 
 /// Is it time to end the task of a directory? Then for how long it may clean up.
-pub(crate) fn due(directory: &TaskDirectory) -> Option<Duration> {
-    let grace = directory.fence()?.grace_at(Fence::now_ms())?;
+pub(crate) fn due(directory: &TaskDirectory, fence: Fence) -> Option<Duration> {
+    let grace = fence.grace_at(Fence::now_ms())?;
     // First, so that the reason is known when the end is. If it cannot be written, the task ends nevertheless.
     let _ = directory.mark_fenced();
     Some(grace)

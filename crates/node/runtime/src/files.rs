@@ -204,11 +204,12 @@ pub fn read_all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, FileErr
 /// # Errors
 /// If the directory cannot be read.
 pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
-    let mut paths: Vec<_> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        .collect();
+    let fail = |why| FileError::new(directory, why);
+    let entries = fs::read_dir(directory).map_err(fail)?;
+    // An entry that cannot be read is not left out: a lease that is missing here counts as free.
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>();
+    let mut paths = paths.map_err(fail)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     paths.sort();
     Ok(paths)
 }

@@ -148,9 +148,16 @@ impl Scope {
         Self { boot: boot_id(), root, leader, usage, cgroup: None }
     }
 
+    /// Where the boot could not be read, now or when this was written, the start times of the processes decide alone: a task that
+    /// runs must not count as ended.
+    fn is_of_this_boot(&self) -> bool {
+        let now = boot_id();
+        self.boot == now || self.boot.is_empty() || now.is_empty()
+    }
+
     /// Every living process of the task.
     pub(crate) fn members(&self) -> Vec<Holder> {
-        if self.boot != boot_id() {
+        if !self.is_of_this_boot() {
             return Vec::new();
         }
         if let Some(cgroup) = &self.cgroup {
@@ -255,7 +262,7 @@ impl Scope {
 
     /// The first process, if it is not the one that calls this.
     fn end_first(&self) {
-        if self.root.pid != std::process::id() && self.boot == boot_id() {
+        if self.root.pid != std::process::id() && self.is_of_this_boot() {
             end_now(&self.root);
         }
     }

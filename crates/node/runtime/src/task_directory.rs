@@ -45,7 +45,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{self, Durability, FileError, FileSystem, Kernel};
+use crate::files::{self, Durability, FileError, FileSystem, Kernel, is_no_room};
 use crate::processes::Scope;
 use crate::{Backend, Exit, Fence, TaskSpec};
 
@@ -126,8 +126,11 @@ impl TaskDirectory {
     /// Does a supervisor live that may have started the task, or a guard of its container?
     #[must_use]
     pub fn is_supervised(&self) -> bool {
-        let lock = File::open(self.0.join(LOCK));
-        lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+        match File::open(self.0.join(LOCK)) {
+            Ok(lock) => matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)),
+            // A process without a free file descriptor cannot tell, and must not take the slice of a running task.
+            Err(why) => is_no_room(&why),
+        }
     }
 
     /// Makes sure that nothing starts from this directory any more; false if a supervisor lives, which may have started the
@@ -151,10 +154,16 @@ impl TaskDirectory {
         files::remove(&self.0)
     }
 
-    /// Until when the task may run; `None` for as long as it likes.
+    /// Until when the task may run; `None` for as long as it likes, or if that cannot be read.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
-        files::read_json(&self.0.join(FENCE)).ok().flatten()
+        // Its owner sets it again with the next renewal.
+        self.read_fence().ok().flatten()
+    }
+
+    /// [`Self::fence`] for the process that ends the task at it.
+    pub(crate) fn read_fence(&self) -> Result<Option<Fence>, FileError> {
+        files::read_json(&self.0.join(FENCE))
     }
 
     /// Sets or renews it; `None` removes it. A restart of the machine ends the task anyway.
@@ -244,8 +253,13 @@ impl TaskDirectory {
         files::write_json_to(files, &self.0.join(EXIT), &exit, Durability::PowerLoss)
     }
 
+    /// `None` too if it cannot be read.
     pub(crate) fn read_exit(&self) -> Option<Exit> {
-        files::read_json(&self.0.join(EXIT)).ok().flatten()
+        self.find_exit().ok().flatten()
+    }
+
+    pub(crate) fn find_exit(&self) -> Result<Option<Exit>, FileError> {
+        files::read_json(&self.0.join(EXIT))
     }
 }
 

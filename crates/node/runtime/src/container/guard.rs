@@ -58,8 +58,11 @@ fn guard(directory: &TaskDirectory) -> ExitCode {
     let (Ok(runtime), Some(state)) = (runtime, state) else { return ExitCode::FAILURE };
     let Some(stopper) = Container::stopper_of(&state) else { return ExitCode::FAILURE };
     let scope = state.scope;
+    let mut until = None;
     while !is_over(directory, &scope) {
-        if let Some(grace) = fence::due(directory) {
+        // A fence that cannot be read now is where it was.
+        until = directory.read_fence().unwrap_or(until);
+        if let Some(grace) = until.and_then(|until| fence::due(directory, until)) {
             runtime.block_on(end(&stopper, &scope, grace));
         }
         std::thread::sleep(fence::EVERY);
