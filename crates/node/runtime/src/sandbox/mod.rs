@@ -129,7 +129,19 @@ fn put_workspace(from: &Path, uid: Option<u32>) -> io::Result<()> {
 /// Puts nothing where something is that a task of root could read or write although it is not the task's: an empty directory or an
 /// empty file.
 fn hide(path: &Path) -> Result<()> {
-    let Ok(found) = fs::metadata(path) else { return Ok(()) };
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        // What this process cannot reach, the task cannot reach either. Any other error may pass while the task runs.
+        Err(why)
+            if matches!(
+                why.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+            ) =>
+        {
+            return Ok(());
+        }
+        Err(why) => return step(&format!("hide {}", path.display()), || Err(why)),
+    };
     if path.starts_with(CANTLE_DIR) {
         return Ok(());
     }
@@ -154,7 +166,7 @@ impl Inside {
     /// group already.
     pub(crate) fn close(&self) -> Result<()> {
         step("unshare the control groups", || unshare(CloneFlags::CLONE_NEWCGROUP).map_err(io::Error::from))?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = step("read the mounts", || fs::read_to_string("/proc/self/mountinfo"))?;
         let mounts: Vec<_> = mounts.lines().filter_map(kind_and_place).collect();
         if self.privileges != Privileges::Machine {
             own_proc(&mounts)?;
