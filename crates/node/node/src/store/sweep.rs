@@ -5,6 +5,7 @@ use std::path::Path;
 use cantle_ledger::host::Observer;
 use cantle_model::{Lease, Slice};
 use cantle_runtime::TaskDirectory;
+use cantle_runtime::files::is_no_room;
 
 use super::unreadable::{self, LeaseFile};
 use super::{Locked, TASK_LINK};
@@ -51,9 +52,15 @@ impl Locked<'_> {
         if TaskDirectory::new(dir.join(TASK_LINK)).is_supervised() {
             return true;
         }
-        let Ok(region) = Observer::open(&dir) else {
+        let region = match Observer::open(&dir) {
+            Ok(region) => region,
+            // This process can open no file now, and so could not see above that a holder lives.
+            Err(error) if error.system().is_some_and(|why| is_no_room(&why)) => {
+                tracing::warn!(%error, lease = %lease.id, "a lease without a visible holder stays for now");
+                return true;
+            }
             // Never made, or removed: no process can allocate through it.
-            return false;
+            Err(_) => return false,
         };
         if region.is_in_use() {
             return true;

@@ -39,16 +39,18 @@ impl LeaseFile {
 /// All lease files of a store, in order of id.
 ///
 /// # Errors
-/// If the directory cannot be read.
+/// If the directory can't be read, or this process can open no file now.
 pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<LeaseFile>, NodeError> {
     let paths = files::json_files(leases)?;
-    Ok(paths.iter().filter_map(|path| read_one(node, path)).collect())
+    paths.iter().filter_map(|path| read_one(node, path).transpose()).collect()
 }
 
-fn read_one(node: &NodeStore, path: &Path) -> Option<LeaseFile> {
+fn read_one(node: &NodeStore, path: &Path) -> Result<Option<LeaseFile>, NodeError> {
     match files::read_json(path) {
-        Ok(lease) => lease.map(LeaseFile::Lease),
-        Err(error) => Some(LeaseFile::Unreadable(stand_in(node, path, &error))),
+        Ok(lease) => Ok(lease.map(LeaseFile::Lease)),
+        // Nothing is wrong with the file. Set aside, it would free the slice of a running task.
+        Err(error) if error.is_out_of_room() => Err(error.into()),
+        Err(error) => Ok(Some(LeaseFile::Unreadable(stand_in(node, path, &error)))),
     }
 }
 
