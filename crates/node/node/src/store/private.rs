@@ -23,7 +23,7 @@ const MAX: usize = 256;
 /// Notes that no task may see these, of those that exist.
 ///
 /// # Errors
-/// Names the file that cannot be written.
+/// Names the file that can't be found or written.
 pub fn hide_from_tasks(paths: &[PathBuf]) -> Result<(), NodeError> {
     let dir = own_store().with_file_name(PRIVATE);
     if let Some(parent) = dir.parent() {
@@ -35,11 +35,18 @@ pub fn hide_from_tasks(paths: &[PathBuf]) -> Result<(), NodeError> {
     is_ours(&dir)?;
     // A file that has been deleted since needs no note.
     for (note, target) in notes(&dir) {
-        if !target.exists() {
+        // A file server that does not answer now has deleted nothing.
+        if matches!(target.try_exists(), Ok(false)) {
+            // A note that stays names nothing.
             let _ = fs::remove_file(note);
         }
     }
-    for path in paths.iter().filter_map(|path| path.canonicalize().ok()) {
+    for path in paths {
+        let path = match path.canonicalize() {
+            Ok(path) => path,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => continue,
+            Err(why) => return Err(NodeError::file(path, why)),
+        };
         let mut name = DefaultHasher::new();
         path.hash(&mut name);
         let note = dir.join(format!("{:016x}", name.finish()));
