@@ -40,7 +40,10 @@ impl AllocatableGpus {
     fn kill(&self, id: &LeaseId, active: &[Lease]) {
         let members = Members::of(&self.node, active);
         for gpu in &self.gpus {
-            let processes = self.driver.processes(&gpu.uuid).unwrap_or_default();
+            let processes = self.driver.processes(&gpu.uuid).unwrap_or_else(|error| {
+                tracing::warn!(lease = %id, gpu = gpu.index, %error, "its processes on a GPU are not known, and live on");
+                Vec::new()
+            });
             let theirs =
                 processes.iter().filter(|process| members.lease_of(process.pid).as_ref() == Some(id));
             let holders = theirs.filter_map(|process| cantle_runtime::holder_of(process.pid));

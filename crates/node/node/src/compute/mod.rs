@@ -8,6 +8,7 @@
 mod slices;
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -62,19 +63,29 @@ impl Drop for ComputeArbiter {
 fn work(node: &NodeStore, ended: &AtomicBool) {
     let ends = || ended.load(Ordering::Relaxed);
     compute::run_first();
+    let path = node.dir().join(LOCK);
+    let mut is_reported = false;
     while !ends() {
-        match lock(&node.dir().join(LOCK)) {
-            Some(_held) => arbitrate(node, &ends),
-            None => thread::sleep(RETRY_INTERVAL),
+        match lock(&path) {
+            Ok(Some(_held)) => arbitrate(node, &ends),
+            Ok(None) => thread::sleep(RETRY_INTERVAL),
+            Err(error) => {
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::error!(path = %path.display(), %error, "this program cannot enforce shares of compute time");
+                }
+                thread::sleep(RETRY_INTERVAL);
+            }
         }
     }
 }
 
-fn lock(path: &Path) -> Option<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
+/// `None` if another program has it, and enforces the shares.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     match file.try_lock() {
-        Ok(()) => Some(file),
-        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => None,
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
