@@ -124,10 +124,12 @@ impl TaskFiles {
 
     /// All that are in `parent`, in order of lease id. A directory without a record is what `create` left when it was killed.
     pub(crate) fn all(parent: &Path) -> Result<Vec<(Self, TaskRecord)>, NodeError> {
-        let entries = fs::read_dir(parent).map_err(|why| FileError::new(parent, why))?;
-        let directory =
-            |entry: std::io::Result<fs::DirEntry>| Some(Self(TaskDirectory::new(entry.ok()?.path())));
-        let mut dirs: Vec<Self> = entries.filter_map(directory).collect();
+        let fail = |why| FileError::new(parent, why);
+        let entries = fs::read_dir(parent).map_err(fail)?;
+        // An entry that cannot be read is not left out: it may be a running task.
+        let entries = entries.collect::<std::io::Result<Vec<_>>>().map_err(fail)?;
+        let mut dirs: Vec<Self> =
+            entries.into_iter().map(|entry| Self(TaskDirectory::new(entry.path()))).collect();
         dirs.sort();
         let mut found = Vec::new();
         for dir in dirs {

@@ -165,7 +165,13 @@ async fn deliver_result(env: &Environment, entry: &LeasedTask) -> Result<(), Wir
         Ok(outcome) => outcome.unwrap_or_default(),
         Err(error) => Outcome { message: Some(error.to_string()), ..Outcome::default() },
     };
-    let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
+    let stop = entry.stop.clone().or_else(|| {
+        entry.dir.stop().unwrap_or_else(|error| {
+            let task = &entry.job.task.0;
+            tracing::error!(%task, %error, "why the task was stopped cannot be read; its exit code is reported alone");
+            None
+        })
+    });
     let report = report_of(&outcome, stop.as_ref());
     let (task, name) = (&entry.job.task.0, &entry.job.name);
     if stop.is_none() && entry.dir.task_directory().is_fenced() {
