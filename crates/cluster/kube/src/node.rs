@@ -155,7 +155,10 @@ pub(crate) async fn keep_watch(grants: &Arc<AllocatableGpus>) -> Infallible {
     let mut look = ticks(LOOK_INTERVAL);
     loop {
         look.tick().await;
-        let found = blocking(grants, |grants| Ok(grants.watch())).await.unwrap_or_default();
+        let found = blocking(grants, |grants| Ok(grants.watch())).await.unwrap_or_else(|error| {
+            tracing::error!(%error, "what the pods hold is not watched now");
+            Vec::new()
+        });
         for (lease, what) in found {
             tracing::warn!(pod = lease.name, "{what}");
         }

@@ -10,6 +10,7 @@ use cantle_decide::Offer;
 use cantle_model::{GpuUuid, Lease, Slice};
 use cantle_node::AllocatableGpus;
 use cantle_runtime::cdi;
+use cantle_runtime::files::is_no_room;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, ObjectList};
@@ -304,8 +305,9 @@ fn lost(offered: &[OfferedGpu], placements: &Placements) -> BTreeSet<String> {
 fn has_processes(uid: &str) -> bool {
     let names = [uid.to_owned(), uid.replace('-', "_")];
     let Ok(processes) = fs::read_dir("/proc") else { return true };
-    processes.flatten().any(|process| {
-        let cgroups = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-        names.iter().any(|name| cgroups.contains(name))
+    processes.flatten().any(|process| match fs::read_to_string(process.path().join("cgroup")) {
+        Ok(cgroups) => names.iter().any(|name| cgroups.contains(name)),
+        // It has ended, or is no process. A program without a free file descriptor cannot tell, and must not release a GPU in use.
+        Err(why) => is_no_room(&why),
     })
 }

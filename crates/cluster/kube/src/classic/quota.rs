@@ -27,7 +27,16 @@ impl Quotas {
         if quotas.is_empty() {
             return None;
         }
-        refusal(&NodeRecord::all(self.nodes.state()), &quotas, namespace, uid, slice_name)
+        let record = |node: &Arc<Node>| match NodeRecord::of(node) {
+            Ok(record) => Some(record),
+            Err(error) => {
+                let node = node.name_any();
+                tracing::warn!(node, %error, "a node cannot be read; its pods do not count against quotas of GPUs");
+                None
+            }
+        };
+        let records: Vec<NodeRecord> = self.nodes.state().iter().filter_map(record).collect();
+        refusal(&records, &quotas, namespace, uid, slice_name)
     }
 
     fn of(&self, namespace: &str) -> Vec<Arc<ResourceQuota>> {
