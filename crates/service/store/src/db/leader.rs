@@ -24,13 +24,24 @@ impl Store {
             return std::future::pending().await;
         };
         let options = pool.connect_options();
+        let mut is_reported = false;
         loop {
-            if let Ok(Some(mut connection)) = try_to_lead(&options).await {
-                tell(true);
-                while is_alive(&mut connection).await {
-                    tokio::time::sleep(EVERY).await;
+            match try_to_lead(&options).await {
+                Ok(Some(mut connection)) => {
+                    is_reported = false;
+                    tell(true);
+                    while is_alive(&mut connection).await {
+                        tokio::time::sleep(EVERY).await;
+                    }
+                    tell(false);
                 }
-                tell(false);
+                Ok(None) => {}
+                // Once until it leads. Without a leader nothing fails, and lost tasks are not queued again.
+                Err(error) => {
+                    if !std::mem::replace(&mut is_reported, true) {
+                        tracing::warn!(%error, "this server cannot try to lead; it tries again");
+                    }
+                }
             }
             tokio::time::sleep(EVERY).await;
         }

@@ -136,7 +136,12 @@ impl Store {
         }
         let evicted = old.evicted.is_some();
         let queue = match &old.index.queue {
-            Some(queue) if evicted => queue_name(&mut write.tx, queue).await.ok().map(|name| (queue, name)),
+            Some(queue) if evicted => match queue_name(&mut write.tx, queue).await {
+                Ok(name) => Some((queue, name)),
+                // It was deleted meanwhile.
+                Err(StoreError::NoQueue(_)) => None,
+                Err(error) => return Err(error),
+            },
             _ => None,
         };
         match (old.index.status, queue) {

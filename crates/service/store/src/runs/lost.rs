@@ -208,8 +208,12 @@ impl Store {
             return Ok(None);
         }
         let Some(queue) = old.index.queue.clone() else { return Ok(None) };
-        // A queue that was deleted has no front; the run stays with its node.
-        let Ok(name) = queue_name(&mut write.tx, &queue).await else { return Ok(None) };
+        let name = match queue_name(&mut write.tx, &queue).await {
+            Ok(name) => name,
+            // A queue that was deleted has no front; the run stays with its node.
+            Err(StoreError::NoQueue(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let node = old.node.clone().unwrap_or_default();
         let reason = why(&node);
         if entry(&mut write.tx, task).await?.is_none() {
