@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cantle_clearml::events::{
     AddBatchReply, GetTaskLog, LOG, RUN_LEASE, RUN_OUTPUT, ReportedEvent, SCALAR, TaskLog,
 };
-use cantle_store::{LogLine, OutputPiece, ReportRow, Scalar, TaskFilter};
+use cantle_store::{LogLine, OutputPiece, ReportRow, Scalar, StoreError, TaskFilter};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -174,8 +174,12 @@ async fn stale_runs(call: &Call, events: &[ReportedEvent]) -> Result<BTreeSet<(S
     let mut stale: BTreeSet<(String, String)> = events.iter().filter_map(run_of).collect();
     let tasks: BTreeSet<String> = stale.iter().map(|(task, _)| task.clone()).collect();
     for task in tasks {
-        // A task that is not there is refused for that.
-        let holder = call.app.store.task(&task).await.ok().and_then(|row| row.lease);
+        let holder = match call.app.store.task(&task).await {
+            Ok(row) => row.lease,
+            // A task that is not there is refused for that.
+            Err(StoreError::NoTask(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
         let holder = json!(holder).to_string();
         stale.remove(&(task, holder));
     }
