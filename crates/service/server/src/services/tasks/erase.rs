@@ -60,9 +60,10 @@ async fn belongings(
     task: &Allowed<Task, Change>,
 ) -> Result<(FileUrls, Vec<ModelRow>), ApiError> {
     let doc = call.store.task(task).await?.doc;
-    let artifacts = doc.get("execution").and_then(|execution| execution.get("artifacts")).cloned();
+    let artifacts = doc.get("execution").and_then(|execution| execution.get("artifacts")?.as_array());
+    // Each by itself: one of another form must not keep the files of all others.
     let artifacts: Vec<Artifact> =
-        artifacts.and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
+        artifacts.into_iter().flatten().filter_map(|one| Artifact::deserialize(one).ok()).collect();
     let is_output = |artifact: &Artifact| artifact.mode.as_deref() != Some("input");
     let output = call.reporter::<Change>(task.id(), false).await?;
     let samples = call.store.reports(&output, "training_debug_image").await?;
