@@ -216,9 +216,19 @@ fn check_dates(path: &Path, cert: &CertificateDer<'_>, now_us: i64) -> Result<()
 /// Reads the files again when they change, for new connections; open ones continue. Files that are no use leave the
 /// certificate that is shown where it is.
 pub(crate) async fn keep(files: TlsFiles, mut known: Vec<Vec<u8>>, shown: watch::Sender<Arc<ServerConfig>>) {
+    let mut is_reported = false;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let Ok(bytes) = read_all(&files) else { continue };
+        let bytes = match read_all(&files) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!("the certificate in use stays: {error}");
+                }
+                continue;
+            }
+        };
+        is_reported = false;
         if bytes == known {
             continue;
         }

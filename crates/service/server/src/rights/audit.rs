@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use cantle_store::AuditRow;
+use cantle_store::{AuditRow, StoreError};
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Call};
@@ -87,20 +87,28 @@ fn clipped(mut text: String, most: usize) -> String {
     text
 }
 
+/// What was found. An audit without the state before a change is better than a refused change, but somebody has to learn of it.
+fn known<T: Default>(found: Result<T, StoreError>) -> T {
+    found.unwrap_or_else(|error| {
+        tracing::error!(%error, "the audit lacks the state before a change");
+        T::default()
+    })
+}
+
 /// The state of an object before a change, as far as one query shows it.
 pub(crate) async fn before(call: &Call, body: &Value) -> Value {
     let named = |name: &str| body.get(name).and_then(Value::as_str);
     if let Some(id) = named("task") {
-        let found = call.store.owned_tasks(&[id.to_owned()]).await.unwrap_or_default();
+        let found = known(call.store.owned_tasks(&[id.to_owned()]).await);
         return found.first().map_or(Value::Null, |task| {
             let status = task.status.map(|status| status.to_string());
             json!({ "status": status, "project": task.project, "owner": task.owner })
         });
     }
     if let Some(wanted) = named("project") {
-        let rows = call.app.store.projects().await.unwrap_or_default();
+        let rows = known(call.app.store.projects().await);
         let found = rows.into_iter().find(|row| row.id == wanted || row.name == wanted);
-        let budgets = call.app.store.budgets().await.unwrap_or_default();
+        let budgets = known(call.app.store.budgets().await);
         return found.map_or(Value::Null, |row| {
             let mut state = json!({ "name": row.name, "quota": row.quota });
             if let Some(found) = budgets.iter().find(|budget| budget.project == row.id) {
@@ -110,7 +118,7 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
         });
     }
     if let Some(name) = named("pool") {
-        let pools = call.store.pools().await.unwrap_or_default();
+        let pools = known(call.store.pools().await);
         let found = pools.into_iter().find(|pool| pool.name == name);
         return found.map_or(Value::Null, |pool| json!({ "nodes": pool.nodes, "models": pool.models }));
     }
