@@ -14,7 +14,9 @@ pub enum Fallback {
     /// A task's request for GPUs that cannot be read: the task counts as one that requests nothing, until it is
     /// refused.
     UnreadableRequest,
-    /// Leases on disk that cannot be read: a plan is taken for out of date.
+    /// A node's report that this version can't read: the node counts as none.
+    UnreadableReport,
+    /// Leases on disk that can't be read: a plan is taken for out of date.
     UnreadableLeases,
     /// An object of Kubernetes without a uid: it has the empty one.
     MissingUid,
@@ -27,6 +29,7 @@ impl Fallback {
         match self {
             Self::UnknownStatus => "unknown_status",
             Self::UnreadableRequest => "unreadable_request",
+            Self::UnreadableReport => "unreadable_report",
             Self::UnreadableLeases => "unreadable_leases",
             Self::MissingUid => "missing_uid",
         }

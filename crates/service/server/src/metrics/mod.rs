@@ -25,7 +25,8 @@ use crate::ui::{Ui, refuse};
 const TASKS: u64 = 10_000;
 
 /// Values that the server assumed because it could not read its input.
-pub(crate) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnreadableRequest]);
+pub(crate) static FALLBACKS: Fallbacks =
+    Fallbacks::new(&[Fallback::UnreadableReport, Fallback::UnreadableRequest]);
 
 /// `GET /metrics`, for callers that may see everything.
 pub(crate) async fn scrape(

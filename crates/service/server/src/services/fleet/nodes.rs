@@ -1,11 +1,13 @@
 //! Nodes as they last reported.
 
 use cantle_clearml::cantle::{NodeView, ReportNode, WaitReport};
+use cantle_metrics::Fallback;
 use cantle_store::NodeRow;
 
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
+use crate::metrics::FALLBACKS;
 
 /// A node may miss two reports, and may always be as late as this.
 const LATE_US: i64 = 10_000_000;
@@ -61,6 +63,14 @@ pub(crate) fn is_recent(row: &NodeRow, now_us: i64) -> bool {
 /// A report of another version that cannot be read counts as none.
 fn node(row: NodeRow, now_us: i64) -> Option<Node> {
     let alive = is_recent(&row, now_us);
-    let report = serde_json::from_str(&row.report).ok()?;
-    Some(Node { report, last_seen_us: row.last_seen_us, alive })
+    match serde_json::from_str::<ReportNode>(&row.report) {
+        Ok(report) => Some(Node { report, last_seen_us: row.last_seen_us, alive }),
+        Err(error) => {
+            let node = row.node;
+            if FALLBACKS.count(Fallback::UnreadableReport, &format!("{node} {error}")) {
+                tracing::warn!(node, %error, "a node's report cannot be read; the node counts as none");
+            }
+            None
+        }
+    }
 }
