@@ -88,7 +88,7 @@ pub fn main() -> ExitCode {
     if let Some(spans) = spans {
         spans.finish();
     }
-    code
+    if out::is_cut() { ExitCode::FAILURE } else { code }
 }
 
 fn text(words: &[OsString]) -> Vec<String> {

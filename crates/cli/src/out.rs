@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -106,8 +107,7 @@ impl Printer {
     pub(crate) fn raw(&self, text: &str) {
         let text = for_stdout(text);
         let mut out = std::io::stdout().lock();
-        // A closed pipe (`| head`) is the reader's decision, not an error.
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        note(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
     }
 
     /// A message: on stderr, silent under `-q`.
@@ -173,7 +173,26 @@ fn for_stderr(text: &str) -> Cow<'_, str> {
 fn line(text: &str) {
     let text = for_stdout(text);
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));
+    note(out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")));
+}
+
+/// Did stdout not take some of the data?
+static IS_CUT: AtomicBool = AtomicBool::new(false);
+
+/// A closed pipe (`| head`) is the reader's decision. On a full disk the data is incomplete, which is reported once.
+fn note(written: std::io::Result<()>) {
+    if let Err(error) = written
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+        && !IS_CUT.swap(true, Ordering::Relaxed)
+    {
+        // A terminal that is gone takes no message either.
+        let _ = writeln!(std::io::stderr(), "{ERROR}stdout is incomplete: {error}");
+    }
+}
+
+/// Is the data on stdout incomplete?
+pub(crate) fn is_cut() -> bool {
+    IS_CUT.load(Ordering::Relaxed)
 }
 
 /// The age of a time of the server, in one unit; `-` without a time. `-o json` has the time itself.
