@@ -47,7 +47,11 @@ pub(crate) fn login(context: &Context, args: &LoginArgs) -> CommandResult {
 /// Ends the login at its server, and removes it from this machine in any case.
 fn forget(context: &Context) -> CommandResult {
     let (printer, state) = (context.printer, &context.dirs.state);
-    let Some(kept) = Login::read(state).ok().flatten() else {
+    let kept = Login::read(state).unwrap_or_else(|error| {
+        printer.say(&format!("removed from this machine; its server was not asked to end it: {error}"));
+        None
+    });
+    let Some(kept) = kept else {
         if !Login::forget(state)? {
             printer.say("there is no login on this machine");
         }
