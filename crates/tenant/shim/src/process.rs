@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use cantle_ledger::compute::GatePage;
-use cantle_ledger::{Attachment, Ledger, MAX_GPUS};
+use cantle_ledger::{Attachment, Ledger, MAX_GPUS, OpenError};
 
 use crate::holdings::Holdings;
 use crate::lock::Lock;
@@ -78,7 +78,7 @@ pub(crate) struct Process {
     pub(crate) contexts: Table,
     /// The pages of the gate; none where compute is not shared by weight.
     gate_page: Once<GatePage>,
-    /// True once there were none: they do not come later.
+    /// True once there were none, or they could not be used: they do not come later.
     is_ungated: AtomicBool,
     pub(crate) gate: crate::gate::State,
 }
@@ -185,8 +185,17 @@ impl Process {
         if self.is_ungated.load(Relaxed) {
             return None;
         }
-        let page = self.gate_page.get_or(|| with_slice_dir(|dir| GatePage::open(dir).ok()));
-        if page.is_none() {
+        let mut may_come = false;
+        let page = self.gate_page.get_or(|| {
+            with_slice_dir(|dir| {
+                // A program that has used up its file descriptors has not left the gate for that: the next launch tries again.
+                let is_short = |error: &OpenError| {
+                    matches!(error, OpenError::Io(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+                };
+                GatePage::open(dir).inspect_err(|error| may_come = is_short(error)).ok()
+            })
+        });
+        if page.is_none() && !may_come {
             self.is_ungated.store(true, Relaxed);
         }
         page
