@@ -41,6 +41,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
+        // A terminal that is gone has no mode.
         let _ = terminal::disable_raw_mode();
     }
 }

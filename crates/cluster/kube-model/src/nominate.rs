@@ -313,6 +313,7 @@ fn cpu_milli(amount: &Quantity) -> u64 {
     }
 }
 
+/// As [`cpu_milli`]. kube-scheduler counts the amounts itself: this is its advice.
 fn memory_bytes(amount: &Quantity) -> u64 {
     bytes(amount).unwrap_or(0)
 }

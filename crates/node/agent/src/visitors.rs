@@ -90,6 +90,7 @@ fn worth_a_note(start: &ExecStart) -> Option<String> {
 async fn leader(env: &Environment, task: &str) -> Option<Holder> {
     let until = Instant::now() + STARTS_WITHIN;
     loop {
+        // The watchdog reports leases that cannot be read; here they are read again.
         let leases = env.node.leases().unwrap_or_default();
         let lease = leases.into_iter().find(|lease| lease.task.0 == task);
         if let Some(leader) = lease.and_then(|lease| lease.leader).filter(alive) {

@@ -259,6 +259,7 @@ pub fn checkpoint_main(args: &[OsString]) -> ExitCode {
     let library = match library {
         Ok(library) => library,
         Err(why) => {
+            // A caller that is gone reads nothing.
             let _ = say(&why);
             return ExitCode::FAILURE;
         }

@@ -228,6 +228,7 @@ pub fn probe_context_main(args: &[OsString]) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(why) => {
+            // A caller that is gone reads nothing.
             let _ = writeln!(std::io::stderr(), "{why}");
             ExitCode::FAILURE
         }
@@ -339,6 +340,7 @@ impl ContextCache {
     }
 
     fn load(&self) -> BTreeMap<String, ContextMemory> {
+        // A file that cannot be read costs a measurement, nothing else.
         let text = fs::read_to_string(&self.file).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }

@@ -63,6 +63,7 @@ pub fn gpus_here(driver: &dyn Driver, node: &NodeStore, own: &[Lease]) -> Result
     leases.sort_by_key(|lease| lease.placed_ms);
     let mut found = Vec::new();
     for gpu in driver.gpus()? {
+        // For people: a GPU that does not answer has no figures, and the others are shown.
         let processes = driver.processes(&gpu.uuid).unwrap_or_default();
         let of_lease = |lease: &Lease| {
             let is_its = |process: &&ProcessMemory| members.lease_of(process.pid).as_ref() == Some(&lease.id);

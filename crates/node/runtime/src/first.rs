@@ -177,7 +177,7 @@ pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
         command.envs(secrets);
         Ok((orders.start(command)?, kept))
     });
-    // Outside of a pid namespace the terminal's signals are for the task.
+    // Outside of a pid namespace the terminal's signals are for the task. The kernel refuses no set of signals.
     let _ = SigSet::all().thread_block();
     match started {
         Ok((child, _kept)) => {
@@ -198,6 +198,7 @@ pub(crate) fn reopen(number: i32, options: &mut OpenOptions) -> io::Result<File>
     let path = format!("/proc/self/fd/{number}");
     let file = options.custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
+    // It is open, or the path above would have led nowhere.
     let _ = close(number);
     Ok(file)
 }

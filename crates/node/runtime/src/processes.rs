@@ -85,6 +85,7 @@ pub fn alive(holder: &Holder) -> bool {
 /// Asks this very process to end, as `kill PID` does, if it still lives.
 pub fn terminate(holder: &Holder) {
     if alive(holder) {
+        // The caller sees whether it ends.
         let _ = kill(pid_of(holder), Signal::SIGTERM);
     }
 }
@@ -92,6 +93,7 @@ pub fn terminate(holder: &Holder) {
 /// Sends this very process the signal by which cantle's agents are asked to close the driver for a while, if it still lives.
 pub fn ask_for_release(holder: &Holder) {
     if alive(holder) {
+        // The caller sees whether it closes the driver.
         let _ = kill(pid_of(holder), Signal::SIGUSR1);
     }
 }
@@ -99,6 +101,7 @@ pub fn ask_for_release(holder: &Holder) {
 /// Ends this very process at once, as `kill -9 PID` does.
 pub fn end_now(holder: &Holder) {
     if alive(holder) {
+        // Gone in the meantime is what we want.
         let _ = kill(pid_of(holder), Signal::SIGKILL);
     }
 }
@@ -254,6 +257,7 @@ impl Scope {
             return;
         }
         self.end_first();
+        // Only its parent collects it.
         let _ = waitpid(pid_of(&self.root), None);
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();

@@ -220,6 +220,7 @@ impl FirstProcess {
             reports.started(&program.unwrap_or_default(), directory, user)
         });
         if let Err(error) = started {
+            // The first error is the one to report.
             let _ = nix::sys::wait::waitpid(pid_of(&root), None);
             return Err(error);
         }

@@ -172,6 +172,7 @@ async fn step_arrays(app: &App) {
 
 /// The document of an array becomes that of its task with this index.
 fn element_params(doc: &mut Map<String, Value>, array: &str, index: u64) {
+    // They were readable when they were written.
     let params = doc.get("hyperparams").and_then(|params| HyperParams::deserialize(params).ok());
     let mut params = params.unwrap_or_default();
     ArrayElement { array: array.to_owned(), index }.put_into(&mut params);

@@ -98,6 +98,7 @@ fn typed(name: &str, mut stdin: Stdin) -> Result<String, CliError> {
     let mut err = std::io::stderr();
     // Before the question: what is pasted at once would be shown.
     terminal::enable_raw_mode().map_err(as_kind(ErrorKind::Failed))?;
+    // A terminal that shows no question still gives a line.
     let _ = write!(err, "Value of {name} (not shown): ").and_then(|()| err.flush());
     let line = raw_line(&mut stdin);
     let _ = terminal::disable_raw_mode();

@@ -130,6 +130,7 @@ pub(super) async fn serve(
             .add_service(DraPluginServer::new(driver))
             .serve_with_incoming_shutdown(service, stopped(stop.clone())),
     );
+    // The next driver replaces one that stays.
     let _ = fs::remove_file(&own);
     served.map(drop).map_err(|error| KubeError::Socket { path: own, why: io::Error::other(error) })
 }

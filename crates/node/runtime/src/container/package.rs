@@ -99,6 +99,7 @@ impl Packages {
             let made = fetch(docker, container, dir, &part).await;
             // Two tasks of one image may fetch it at once: the second caller finds it there.
             let made = made.and_then(|()| fs::rename(&part, &at));
+            // It is there only if the fetch or the renaming failed.
             let _ = fs::remove_dir_all(&part);
             if !at.exists() {
                 made?;

@@ -107,6 +107,7 @@ impl ExecProcess {
     /// To its process group; one that has ended gets none, because its number may be another's.
     fn signal(&self, signal: Signal) {
         if !self.has_ended.load(Ordering::Acquire) {
+            // It may have ended since.
             let _ = killpg(self.group, signal);
         }
     }

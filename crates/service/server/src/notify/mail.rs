@@ -54,6 +54,7 @@ fn coded(body: &str) -> String {
         if at > 0 && at % 76 == 0 {
             lines.push_str("\r\n");
         }
+        // Writing to a string cannot fail.
         let _ = write!(lines, "{c}");
     }
     lines

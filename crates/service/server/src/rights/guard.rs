@@ -213,6 +213,7 @@ impl Asked<'_> {
         }
         for path in ["project", "task.project"] {
             for id in self.at(path).unwrap_or_default() {
+                // One that is not found needs the right everywhere.
                 projects.push(self.call.store.project(&id).await.ok().map(|project| project.name));
             }
         }

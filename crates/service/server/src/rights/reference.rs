@@ -86,6 +86,7 @@ fn need(need: &Need) -> String {
 fn page() -> String {
     let mut page = HEAD.to_owned();
     let names: Vec<&str> = Right::ALL.iter().map(|right| right.name()).collect();
+    // Writing to a string cannot fail.
     let _ = writeln!(page, "| role | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
     for role in Role::ALL {
         let has: Vec<&str> =

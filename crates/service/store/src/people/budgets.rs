@@ -189,6 +189,7 @@ impl Store {
              SELECT project, CAST(SUM(milli * ((CASE WHEN to_us < $2 THEN to_us ELSE $2 END \
              - CASE WHEN from_us > $1 THEN from_us ELSE $1 END) / 1000)) / 1000 AS BIGINT) AS used FROM held \
              WHERE (to_us > $1 OR to_us IS NULL) AND from_us < $2 AND milli > 0 AND project IS NOT NULL GROUP BY project";
+        // Only a clock that was set back makes it negative.
         let read = |row: &Row| {
             Ok((row.try_get("project")?, u64::try_from(row.try_get::<i64, _>("used")?).unwrap_or(0)))
         };

@@ -40,6 +40,7 @@ impl Reserver {
     /// Looks after them, without end.
     pub(in crate::classic) async fn run(&self, mut changes: Changes) -> Infallible {
         loop {
+            // It looks at everything, after a change and without one.
             let _ = timeout(LOOK_EVERY, changes.next()).await;
             sleep(TOGETHER).await;
             let pods = self.pods.state();

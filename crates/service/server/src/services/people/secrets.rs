@@ -96,6 +96,7 @@ fn none(name: &str) -> ApiError {
 
 /// The secrets that a task with these parameters names.
 fn named(params: Option<&Value>) -> Vec<String> {
+    // They were readable when they were written.
     let params = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
     match TaskRequest::flow_of(&params) {
         Ok(RequestedFlow { secrets, .. }) => secrets,

@@ -47,6 +47,7 @@ pub(crate) async fn snapshot(
 pub(crate) fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
     let served = nodes.iter().flat_map(|node| &node.report.queues).find(|served| served.name == queue);
     let parsed = served.and_then(|served| QueueSpec::parse(&format!("{queue}={}", served.spec)).ok());
+    // One that no node serves, or that this version cannot read, gives each task what it asks for.
     parsed.unwrap_or_else(|| QueueSpec { name: queue.to_owned(), want: QueueWant::Task })
 }
 

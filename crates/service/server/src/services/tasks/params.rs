@@ -106,6 +106,7 @@ async fn edit_hyper_params(call: Call, request: EditHyperParams) -> Result<Updat
     let task = check_draft(&call, &request.task, request.force || only_properties).await?;
     let replace = request.replace_hyperparams;
     let change = |doc: &mut Map<String, Value>| {
+        // They were readable when they were written.
         let old = doc.remove("hyperparams").and_then(|old| serde_json::from_value(old).ok());
         let mut params: HyperParams = match (replace, old) {
             (Replace::All, _) | (_, None) => BTreeMap::new(),

@@ -44,6 +44,7 @@ pub(crate) async fn of_new(
         None => None,
     };
     let most = times.of_others(call, &call.who.user, project.as_deref());
+    // They were readable when they were written; a wish that is not is refused below.
     let found = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
     let RequestedFlow { notify, secrets, .. } = TaskRequest::flow_of(&found).unwrap_or_default();
     crate::services::people::notify::check_named(call, &notify).await?;
@@ -143,6 +144,7 @@ async fn wishes(
     task: &str,
     params: Option<&Value>,
 ) -> Result<Wishes, ApiError> {
+    // They were readable when they were written.
     let params = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
     let RequestedFlow { time: own, after, array, .. } = TaskRequest::flow_of(&params)
         .map_err(|error| ApiError::invalid(error.to_string()).caused_by(error))?;
