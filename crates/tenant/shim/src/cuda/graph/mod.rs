@@ -253,7 +253,10 @@ fn reserve(gpu: SliceGpu, take: Take, left_bytes: u64) -> Result<Share, Status> 
             let [reserved, used] = [RESERVED, USED].map(|which| attribute(take.device, which));
             let mut balance = gpu.lock().ok_or(OUT_OF_MEMORY)?;
             if balance.holdings.graph_launches == before {
-                let idle = reserved.saturating_sub(used.saturating_sub(left_bytes));
+                // Without an answer nothing is known to be idle.
+                let idle = reserved
+                    .zip(used)
+                    .map_or(0, |(reserved, used)| reserved.saturating_sub(used.saturating_sub(left_bytes)));
                 return Ok(share(&mut balance, take.bytes, idle));
             }
         }
@@ -279,23 +282,24 @@ fn share(balance: &mut Balance, bytes: u64, idle_bytes: u64) -> Result<Share, Ov
     Ok(Share { ahead, claimed_bytes })
 }
 
-fn attribute(device: Device, which: c_int) -> u64 {
+fn attribute(device: Device, which: c_int) -> Option<u64> {
     let mut bytes = 0_u64;
-    let Ok(get) = driver::cuDeviceGetGraphMemAttribute.get() else { return 0 };
+    let get = driver::cuDeviceGetGraphMemAttribute.get().ok()?;
     // SAFETY: `which` is one of the two above, for which the driver writes 64 bits, and `bytes` is a live local of that size.
-    if unsafe { get(device, which, (&raw mut bytes).cast()) } == SUCCESS { bytes } else { 0 }
+    (unsafe { get(device, which, (&raw mut bytes).cast()) } == SUCCESS).then_some(bytes)
 }
 
 /// Sets the charge to what the GPU's graphs have reserved, after a launch or a trim.
 fn settle(gpu: SliceGpu, device: Device, share: Share) {
     for attempt in 1..=ATTEMPTS {
         let Some(before) = gpu.lock().map(|balance| balance.holdings.graph_launches) else { return };
-        let reserved = granules_holding(attribute(device, RESERVED));
+        let answer = attribute(device, RESERVED);
         let Some(mut balance) = gpu.lock() else { return };
         let holdings = &mut balance.holdings;
         let is_current = holdings.graph_launches == before;
         if is_current || attempt == ATTEMPTS {
-            // An old answer never makes the charge less: another launch may have allocated since.
+            // Neither an old answer nor a missing one makes the charge less: somebody's memory may have come since.
+            let reserved = answer.map_or(holdings.graph_granules, granules_holding);
             let now = if is_current { reserved } else { reserved.max(holdings.graph_granules) };
             let charged = core::mem::replace(&mut holdings.graph_granules, now);
             holdings.graph_launches = holdings.graph_launches.wrapping_add(1);
