@@ -87,10 +87,18 @@ impl PodRequest {
 }
 
 impl AdmittedSlices {
-    /// As the pod has it.
+    /// As the pod has it; none if it cannot be read.
     pub fn of_pod(pod: &Pod) -> Self {
+        Self::read(pod).unwrap_or_default()
+    }
+
+    /// As the pod has it, for its admission: a pod that seems to hold nothing would pass every quota.
+    ///
+    /// # Errors
+    /// If the annotation is not as cantle writes it.
+    pub fn read(pod: &Pod) -> Result<Self, serde_json::Error> {
         let text = pod.annotations().get(ROOM_ANNOTATION);
-        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        text.map_or_else(|| Ok(Self::default()), |text| serde_json::from_str(text))
     }
 
     /// Writes it into a pod that is to be made.

@@ -201,7 +201,15 @@ impl Controller {
             self.warn(pod, &why).await;
             return self.requeue(pod, task, &why).await;
         }
-        let (uid, admitted) = (known_uid(pod.uid()), AdmittedSlices::of_pod(pod));
+        let admitted = match AdmittedSlices::read(pod) {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let why = format!("the place with which it was admitted cannot be read: {error}");
+                self.warn(pod, &why).await;
+                return self.requeue(pod, task, &why).await;
+            }
+        };
+        let uid = known_uid(pod.uid());
         let weight = PodRequest::of_pod(pod).quota_milli;
         match self.server.hold(&self.builder.owner, task, &uid, admitted.slices, weight).await {
             // Others of the project were faster, elsewhere.
