@@ -14,9 +14,9 @@ pub enum Fallback {
     /// A task's request for GPUs that cannot be read: the task counts as one that requests nothing, until it is
     /// refused.
     UnreadableRequest,
-    /// A node's report that this version can't read: the node counts as none.
+    /// A node's report that this version cannot read: the node counts as none.
     UnreadableReport,
-    /// Leases on disk that can't be read: a plan is taken for out of date.
+    /// Leases on disk that cannot be read: a plan is taken for out of date.
     UnreadableLeases,
     /// An object of Kubernetes without a uid: it has the empty one.
     MissingUid,

@@ -23,7 +23,7 @@ const MAX: usize = 256;
 /// Notes that no task may see these, of those that exist.
 ///
 /// # Errors
-/// Names the file that can't be found or written.
+/// Names the file that cannot be found or written.
 pub fn hide_from_tasks(paths: &[PathBuf]) -> Result<(), NodeError> {
     let dir = own_store().with_file_name(PRIVATE);
     if let Some(parent) = dir.parent() {

@@ -39,7 +39,7 @@ impl LeaseFile {
 /// All lease files of a store, in order of id.
 ///
 /// # Errors
-/// If the directory can't be read, or this process can open no file now.
+/// If the directory cannot be read, or this process can open no file now.
 pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<LeaseFile>, NodeError> {
     let paths = files::json_files(leases)?;
     paths.iter().filter_map(|path| read_one(node, path).transpose()).collect()
