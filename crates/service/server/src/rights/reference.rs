@@ -119,7 +119,7 @@ fn the_table_has_every_endpoint_in_order() {
 
 #[test]
 fn the_reference_is_current() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../docs/reference/rights.md");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../docs/reference/rights.md");
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, page()).unwrap();
     }
