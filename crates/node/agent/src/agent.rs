@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cantle_clearml::WireError;
 use cantle_model::{Gpu, LeaseId, Milli};
-use cantle_node::GpuClaim;
+use cantle_node::{GpuClaim, NodeError};
 use cantle_runtime::alive;
 use cantle_sched::Eviction;
 use tokio::sync::watch;
@@ -221,7 +221,9 @@ impl Agent {
         entry.take_over()?;
         if has_ended {
             self.reporter.take(entry);
-        } else if let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) {
+        } else if let Some(running) =
+            cantle_runtime::adopt(entry.dir.task_directory()).map_err(NodeError::from)?
+        {
             // The runtime knows the task: it was started.
             self.start(Some(Handover::Adopt { entry, running: Box::new(running) }));
         } else {

@@ -10,6 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::container::Container;
+use crate::files::FileError;
 use crate::processes::Scope;
 use crate::running::TaskKind;
 use crate::supervisor::Report;
@@ -130,14 +131,18 @@ fn of_the_user() -> Vec<(&'static str, OsString)> {
 
 /// Finds the task of a directory again after a restart; `None` if it was never started. It may have ended meanwhile:
 /// [`RunningTask::wait`] tells. Needs a tokio runtime.
-#[must_use]
-pub fn adopt(directory: &TaskDirectory) -> Option<RunningTask> {
-    let (state, directory) = (directory.read_state()?, directory.clone());
+///
+/// # Errors
+/// If the state of the task cannot be read: whether it was started is not known then.
+pub fn adopt(directory: &TaskDirectory) -> Result<Option<RunningTask>, FileError> {
+    let Some(state) = directory.read_state()? else { return Ok(None) };
+    let directory = directory.clone();
     if state.container.is_some() {
-        return Some(RunningTask { kind: TaskKind::Container(Container::adopt(directory, state)?) });
+        let container = Container::adopt(directory, state);
+        return Ok(container.map(|container| RunningTask { kind: TaskKind::Container(container) }));
     }
     let (scope, backend) = (state.scope, state.backend);
-    Some(RunningTask { kind: TaskKind::Detached(Detached { scope, backend, directory, child: None }) })
+    Ok(Some(RunningTask { kind: TaskKind::Detached(Detached { scope, backend, directory, child: None }) }))
 }
 
 impl Detached {

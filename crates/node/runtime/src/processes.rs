@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroup;
+use crate::files::is_no_room;
 use crate::sandbox::SLICE_DIR;
 
 /// How often a condition is polled that the kernel does not announce.
@@ -30,10 +31,15 @@ struct Stat {
 
 impl Stat {
     fn read(pid: u32) -> Option<Self> {
+        Self::find(pid).ok().flatten()
+    }
+
+    /// An error if there is no such process, or if this one cannot open a file.
+    fn find(pid: u32) -> io::Result<Option<Self>> {
         // Longer than any line; the kernel gives all of it to one read.
         let mut line = [0; 2048];
-        let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
-        Self::parse(line.get(..length)?)
+        let length = File::open(format!("/proc/{pid}/stat"))?.read(&mut line)?;
+        Ok(line.get(..length).and_then(Self::parse))
     }
 
     /// The second field is the program's name in parentheses. It may hold any bytes, parentheses and what is no text included.
@@ -76,15 +82,24 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     Stat::read(pid).map(|stat| stat.parent)
 }
 
-/// Does this very process (not a later one with its pid) live? A zombie does not.
+/// Does this very process (not a later one with its pid) live? A zombie does not. A caller without a free file descriptor cannot tell
+/// the two apart, and must not take what belongs to a living one: a process of that pid counts then.
 #[must_use]
 pub fn alive(holder: &Holder) -> bool {
+    match Stat::find(holder.pid) {
+        Err(why) if is_no_room(&why) => Path::new(&format!("/proc/{}", holder.pid)).exists(),
+        _ => is_surely_alive(holder),
+    }
+}
+
+/// [`alive`], before a signal: another process must not get it.
+fn is_surely_alive(holder: &Holder) -> bool {
     holder_of(holder.pid).as_ref() == Some(holder)
 }
 
 /// Asks this very process to end, as `kill PID` does, if it still lives.
 pub fn terminate(holder: &Holder) {
-    if alive(holder) {
+    if is_surely_alive(holder) {
         // The caller sees whether it ends.
         let _ = kill(pid_of(holder), Signal::SIGTERM);
     }
@@ -92,7 +107,7 @@ pub fn terminate(holder: &Holder) {
 
 /// Sends this very process the signal by which cantle's agents are asked to close the driver for a while, if it still lives.
 pub fn ask_for_release(holder: &Holder) {
-    if alive(holder) {
+    if is_surely_alive(holder) {
         // The caller sees whether it closes the driver.
         let _ = kill(pid_of(holder), Signal::SIGUSR1);
     }
@@ -100,7 +115,7 @@ pub fn ask_for_release(holder: &Holder) {
 
 /// Ends this very process at once, as `kill -9 PID` does.
 pub fn end_now(holder: &Holder) {
-    if alive(holder) {
+    if is_surely_alive(holder) {
         // Gone in the meantime is what we want.
         let _ = kill(pid_of(holder), Signal::SIGKILL);
     }

@@ -226,9 +226,9 @@ impl TaskDirectory {
         files::write_json(&self.0.join(STATE), state, Durability::Crash)
     }
 
-    /// `None` if the task was never started, or its state is lost.
-    pub(crate) fn read_state(&self) -> Option<TaskState> {
-        files::read_json(&self.0.join(STATE)).ok().flatten()
+    /// `None` if the task was never started.
+    pub(crate) fn read_state(&self) -> Result<Option<TaskState>, FileError> {
+        files::read_json(&self.0.join(STATE))
     }
 
     /// Takes the space that the end of the task will need.

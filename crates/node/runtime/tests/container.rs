@@ -205,13 +205,13 @@ async fn a_container_is_adopted_and_its_output_is_not_doubled() {
     agent.join().unwrap();
     assert_eq!(output(&bench), "one");
 
-    let mut task = adopt(&bench.task()).unwrap();
+    let mut task = adopt(&bench.task()).unwrap().unwrap();
     assert!(alive(&task.leader()));
     std::fs::write(bench.path("go/go"), "").unwrap();
 
     assert_eq!(task.wait().await, Exit::Code(4));
     assert_eq!(output(&bench), "one\ntwo");
-    assert_eq!(adopt(&bench.task()).unwrap().wait().await, Exit::Code(4), "adopted after its end");
+    assert_eq!(adopt(&bench.task()).unwrap().unwrap().wait().await, Exit::Code(4), "adopted after its end");
     assert!(!docker.is_left(&lease(&bench)).await);
 }
 

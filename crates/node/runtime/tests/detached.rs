@@ -19,7 +19,7 @@ async fn output_and_end_are_on_disk() {
     assert_eq!(task.wait().await, Exit::Code(5));
     assert_eq!(task.wait().await, Exit::Code(5), "asked again");
     assert_eq!(read(&dir.join("output.log")), "out\nerr");
-    assert_eq!(adopt(&bench.task()).unwrap().wait().await, Exit::Code(5), "adopted after its end");
+    assert_eq!(adopt(&bench.task()).unwrap().unwrap().wait().await, Exit::Code(5), "adopted after its end");
 }
 
 /// What a service of root has: no home directory, and systemd's variables. A process of its own, because its environment is the test.
@@ -68,8 +68,8 @@ async fn what_does_not_start_says_why() {
     let error = start(&["/etc/passwd"]).await;
     assert_eq!(error.to_string(), "/etc/passwd: cannot execute: Permission denied (os error 13)");
     assert_eq!(error.exit_code(), 126);
-    assert!(adopt(&bench.task()).is_none(), "nothing was started");
-    assert!(adopt(&TaskDirectory::new(bench.path("nowhere"))).is_none());
+    assert!(adopt(&bench.task()).unwrap().is_none(), "nothing was started");
+    assert!(adopt(&TaskDirectory::new(bench.path("nowhere"))).unwrap().is_none());
 }
 
 #[tokio::test]
@@ -123,9 +123,14 @@ async fn a_task_outlives_its_starter_and_is_adopted() {
     starter.kill().unwrap();
     starter.wait().unwrap();
 
-    let mut task = adopt(&bench.task()).unwrap();
+    let mut task = adopt(&bench.task()).unwrap().unwrap();
     assert!(alive(&task.leader()));
     assert!(task.pids().contains(&task.leader().pid));
+    let state = std::fs::read(dir.join("state.json")).unwrap();
+    std::fs::write(dir.join("state.json"), "{\"of\": \"another version\"}").unwrap();
+    let error = adopt(&bench.task()).unwrap_err();
+    assert!(error.to_string().contains("state.json"), "a task that runs counts as never started: {error}");
+    std::fs::write(dir.join("state.json"), state).unwrap();
     std::fs::write(&go, "").unwrap();
 
     assert_eq!(task.wait().await, Exit::Code(6));

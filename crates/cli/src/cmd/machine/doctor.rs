@@ -173,7 +173,18 @@ fn enforcement() -> Checkup {
 
 /// Whose processes the tasks of this machine's agents are.
 fn task_users() -> Vec<Checkup> {
-    let agents = cantle_node::agents(&Installation::of_this_machine()).unwrap_or_default();
+    let agents = match cantle_node::agents(&Installation::of_this_machine()) {
+        Ok(agents) => agents,
+        Err(error) => {
+            let found = format!("the claims of this machine's agents cannot be read: {error}");
+            return vec![not(
+                Severity::Warning,
+                "task user",
+                found,
+                "run cantle doctor as the user of the agent",
+            )];
+        }
+    };
     let checkup = |agent: GpuClaim| {
         let GpuClaim { worker, task_user, .. } = agent;
         let found = format!("tasks of {worker} run as {task_user}");

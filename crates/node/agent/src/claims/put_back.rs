@@ -115,8 +115,16 @@ pub(super) async fn put_back(
         Ok(true) => {}
         Ok(false) => {
             // A former agent has started it after all.
-            let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) else { return Ok(None) };
-            return Ok(Some(Handover::Adopt { entry: found.remove().entry, running: Box::new(running) }));
+            return match cantle_runtime::adopt(entry.dir.task_directory()) {
+                Ok(Some(running)) => {
+                    Ok(Some(Handover::Adopt { entry: found.remove().entry, running: Box::new(running) }))
+                }
+                Ok(None) => Ok(None),
+                Err(error) => {
+                    tracing::error!(%error, "a task that was started cannot be adopted yet");
+                    Ok(None)
+                }
+            };
         }
         Err(error) => {
             tracing::error!(%error, "a task cannot be returned yet");

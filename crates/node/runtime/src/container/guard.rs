@@ -28,7 +28,9 @@ const ENGINE_LIMIT: Duration = Duration::from_secs(1);
 /// # Errors
 /// If the program cannot be started.
 pub fn start_guard(directory: &TaskDirectory, exe: &Path) -> Result<(), StartError> {
-    if directory.read_state().is_none_or(|state| state.container.is_none()) {
+    // An agent that cannot read it does not adopt the task.
+    let state = directory.read_state().ok().flatten();
+    if state.is_none_or(|state| state.container.is_none()) {
         return Ok(());
     }
     let mut command = supervisor_command(exe);
@@ -54,8 +56,7 @@ pub(crate) fn guard_main(directory: &Path) -> ExitCode {
 /// Ends the container at its fence; returns when it has ended.
 fn guard(directory: &TaskDirectory) -> ExitCode {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let state = directory.read_state();
-    let (Ok(runtime), Some(state)) = (runtime, state) else { return ExitCode::FAILURE };
+    let (Ok(runtime), Ok(Some(state))) = (runtime, directory.read_state()) else { return ExitCode::FAILURE };
     let Some(stopper) = Container::stopper_of(&state) else { return ExitCode::FAILURE };
     let scope = state.scope;
     let mut until = None;

@@ -150,7 +150,9 @@ impl Container {
         }
         if let Some(directory) = &self.directory {
             // Before the container is gone, or a restart would not know.
-            let _ = directory.write_exit(exit);
+            if let Err(error) = directory.write_exit(exit) {
+                tracing::error!(%error, "how a task ended is known only until this program ends");
+            }
         }
         while calls::remove(&self.docker, &self.id).await.is_err() {
             tokio::time::sleep(RETRY_INTERVAL).await;
