@@ -34,8 +34,7 @@ pub(crate) fn divide(total: u64, claims: &[Claim], unit: u64, usage_weight_perce
             let round = weights(claims, &fair, priority, usage_weight_percent);
             again = share_out(claims, &round, unit, &mut left, &mut fair, &mut remainders);
         }
-    }
-    for &priority in &priorities {
+        // Before a lower priority gets anything, as in KAI since October 2026.
         hand_out_rest(claims, priority, unit, &remainders, &mut left, &mut fair);
     }
     fair
@@ -144,6 +143,18 @@ mod tests {
         let claims = [claim(0, 9000, 1), claim(0, 9000, 1)];
         assert_eq!(divide(3000, &claims, 1, 0), [1500, 1500]);
         assert_eq!(divide(3000, &claims, 1000, 0), [2000, 1000], "the older one gets the odd GPU");
+    }
+
+    #[test]
+    fn the_rest_of_rounding_stays_within_its_priority() {
+        let high = Claim { priority: 1, ..claim(0, 9000, 1) };
+        let low = claim(0, 9000, 1);
+        assert_eq!(divide(3000, &[high, high, low], 1000, 0), [2000, 1000, 0]);
+        assert_eq!(divide(1000, &[high, high, high, low], 1000, 0), [1000, 0, 0, 0]);
+        assert_eq!(divide(1000, &[high, high, high, low], 1, 0), [334, 333, 333, 0]);
+        // What the higher one does not want is still the lower one's.
+        let modest = Claim { requestable: 1000, ..high };
+        assert_eq!(divide(3000, &[modest, low], 1000, 0), [1000, 2000]);
     }
 
     #[test]
