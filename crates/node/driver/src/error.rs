@@ -151,6 +151,13 @@ impl DriverError {
         matches!(self, Self::Nvml { code: 15 | 16, .. })
     }
 
+    /// A fault of one GPU, with which the others serve: it is lost, needs a reset or does not answer.
+    #[must_use]
+    pub const fn is_of_one_gpu(&self) -> bool {
+        // NVML_ERROR_TIMEOUT, NVML_ERROR_UNKNOWN
+        self.is_gpu_lost() || matches!(self, Self::Stalled { .. } | Self::Nvml { code: 10 | 999, .. })
+    }
+
     /// This process may not ask that: it is not root, or in a container without the right (`NVML_ERROR_NO_PERMISSION`).
     #[must_use]
     pub const fn is_no_permission(&self) -> bool {

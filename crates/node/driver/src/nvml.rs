@@ -99,7 +99,7 @@ impl Session {
             match session.find_device(index) {
                 Ok(device) => drop(session.devices.insert(device.gpu.uuid.clone(), device)),
                 // The others serve.
-                Err(why) if why.is_gpu_lost() => session.lost.push(LostGpu { index, why }),
+                Err(why) if why.is_of_one_gpu() => session.lost.push(LostGpu { index, why }),
                 Err(error) => return Err(error),
             }
         }

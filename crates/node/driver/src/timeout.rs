@@ -160,9 +160,7 @@ impl Driver for TimedDriver {
         let now = |known: &Gpu| {
             let uuid = known.uuid.clone();
             match self.ask(&known.uuid, "its MIG mode", move |session| session.gpu(&uuid)) {
-                Err(error) if matches!(error, DriverError::Stalled { .. }) || error.is_gpu_lost() => {
-                    Ok(known.clone())
-                }
+                Err(error) if error.is_of_one_gpu() => Ok(known.clone()),
                 answer => answer,
             }
         };
