@@ -71,6 +71,26 @@ def test_a_request_above_the_fraction_counts(box):
     assert holder.process.poll() is None
 
 
+REFUSED = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+begin = time.monotonic()
+codes = {cuda.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None) for _ in range(200)}
+print(sorted(codes), time.monotonic() - begin)
+"""
+
+
+def test_a_launch_that_the_driver_refuses_waits_for_no_turn(box):
+    """No context is current: a program that tries it in a loop waited 20 ms for each launch."""
+    command = box.command(CANTLE, "run", "--gpu", "0.5", "--compute", "fair", "--", "python3", "-c", REFUSED)
+    done = subprocess.run(command, capture_output=True, text=True)
+    codes, seconds = done.stdout.rsplit(" ", 1)
+    # CUDA_ERROR_INVALID_CONTEXT. With a turn for each it took 4 s.
+    assert codes == "[201]" and float(seconds) < 1, (done.stdout, done.stderr)
+
+
 def test_even_mounts_no_gate(box):
     """Without a request there is no cost: launches are not hooked."""
     for compute, expected in [("even", {"limits", "usage"}), ("fair", {"limits", "usage", "grant", "launches"})]:

@@ -78,14 +78,14 @@ impl Fences {
         self.count == 0
     }
 
-    /// Events belong to a context. After a change of context, the events of the former one are dropped.
-    pub(super) fn follow_context(&mut self, slot: &ThreadSlot) {
+    /// Events belong to a context. After a change of context, the events of the former one are dropped. False if no context is current.
+    pub(super) fn follow_context(&mut self, slot: &ThreadSlot) -> bool {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a live local of the type that the function writes.
         let _status = driver::cuCtxGetCurrent.get().map(|current| unsafe { current(&raw mut context) });
         let ended = crate::process::process().map_or(0, |it| it.gate.contexts_ended.load(Unordered));
         if context == self.context && ended == self.contexts_ended {
-            return;
+            return !context.is_null();
         }
         if self.count > 0 {
             slot.confirmed_ns.store(slot.submitted_ns(), Unordered);
@@ -102,6 +102,7 @@ impl Fences {
         }
         let none = Fence { start: ptr::null_mut(), end: ptr::null_mut(), submitted_ns: 0, key: 0 };
         *self = Self { ring: [none; PENDING], first: 0, count: 0, context, contexts_ended: ended };
+        !context.is_null()
     }
 
     /// Notes what has ended.

@@ -107,7 +107,12 @@ fn slow(process: &'static Process, key: u64, stream: usize, launch: &dyn Fn() ->
         return launch();
     }
     let fences = thread.fences();
-    fences.follow_context(slot);
+    if !fences.follow_context(slot) {
+        drop(relaxed);
+        // The driver refuses a launch without a current context. No event would tell when it has ended, so that a turn for it would
+        // last until the arbiter takes it back.
+        return launch();
+    }
     fences.confirm(process, page, slot);
     fences.put(stream, slot);
     drop(relaxed);
