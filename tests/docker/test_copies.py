@@ -13,10 +13,14 @@ IMAGES = {
     "plain": FILES,
     # The copy in the loader's own configuration, and in its cache.
     "conf": FILES + f"RUN echo {COMPAT} >/etc/ld.so.conf.d/00-cuda-compat.conf && ldconfig\n",
+    # As `apt-get install cuda-compat-12-8` leaves it: no link, no variable, no configuration.
+    "unlinked": f"COPY libcuda.so.1 {COMPAT}/libcuda.so.570.1\nRUN ln -s libcuda.so.570.1 {COMPAT}/libcuda.so.1\n",
     "env": FILES + f"ENV LD_LIBRARY_PATH={COMPAT}\n",
     "odd": "COPY libcuda.so.1 /opt/odd/libcuda.so.1\nRUN echo /opt/odd >/etc/ld.so.conf.d/00-odd.conf && ldconfig\n",
 }
+EXPORT_VERSION = ["sh", "-c", f"export LD_LIBRARY_PATH={COMPAT}; python3 /tools/fill.py"]
 EXPORT = ["sh", "-c", "export LD_LIBRARY_PATH=/usr/local/cuda/compat; python3 /tools/fill.py"]
+HELD = [("plain", FILL), ("conf", FILL), ("env", FILL), ("plain", EXPORT), ("unlinked", EXPORT_VERSION)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def alone(engine, image, *command):
     return int(engine.client("run", "--rm", "--network", "none", *driver(0), *TOOLS, image, *command).stdout.split()[0])
 
 
-@pytest.mark.parametrize(("name", "command"), [("plain", FILL), ("conf", FILL), ("env", FILL), ("plain", EXPORT)])
+@pytest.mark.parametrize(("name", "command"), HELD)
 def test_a_copy_of_libcuda_is_held(cantle, engine, image, name, command):
     assert alone(engine, image(name), *command) > 39 * 1024, "negative control: without cantle it is the whole GPU"
     run = cantle.cli("run", "--gpu", "0.5", "--image", image(name), *TOOLS, "--", *command)
@@ -70,7 +74,7 @@ def docker_run(cantle, image, *command, code=0):
     return cantle.cli("docker-run", "--gpu", "0.5", "--", *line, code=code)
 
 
-@pytest.mark.parametrize(("name", "command"), [("plain", FILL), ("conf", FILL), ("env", FILL), ("plain", EXPORT)])
+@pytest.mark.parametrize(("name", "command"), HELD)
 def test_a_command_line_of_dockers_covers_copies_too(cantle, engine, image, name, command):
     assert alone(engine, image(name), *command) > 39 * 1024, "negative control"
     for _ in range(2):  # the second one remembers what the image has

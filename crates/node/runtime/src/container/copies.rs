@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use bollard::Docker;
@@ -34,6 +35,9 @@ const USUAL_DIRS: [&str; 5] = [
     "/usr/local/nvidia/lib64",
     "/usr/local/nvidia/lib",
 ];
+
+/// CUDA's major versions with compatibility packages, and the next ones.
+const VERSIONS: RangeInclusive<u32> = 11..=15;
 
 /// The default search path of a container's loader: what [`super::contents`] mounts into.
 const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
@@ -99,15 +103,15 @@ pub(super) async fn find(
     if let Some(known) = image.as_ref().and_then(|image| searched.known(image, &dirs)) {
         return Ok(LibraryCopies { covered: known, image });
     }
-    let names = dirs.iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
+    let toolkits = toolkits(docker, id).await;
+    let image = image.filter(|_| !toolkits.iter().any(is_mounted));
+    let all: BTreeSet<&String> = dirs.iter().chain(&toolkits).collect();
+    let names = all.into_iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
     let places = names.flat_map(|(dir, stem)| {
         [stem.to_owned(), format!("{stem}.1")].map(|name| (format!("{dir}/{name}"), stem))
     });
     let found = join_all(places.map(|(path, stem)| async move {
-        let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
-        // An engine that does not answer this, or a path that is not there: remaining copies are found after the start.
-        let about = tokio::time::timeout(CALL_LIMIT, docker.get_container_archive_info(id, Some(options)));
-        let target = about.await.ok()?.ok()?.link_target;
+        let target = link_target(docker, id, &path).await?;
         let path = if target.starts_with('/') { target } else { path };
         Some(DriverCopy { path, stem })
     }));
@@ -116,6 +120,23 @@ pub(super) async fn find(
         searched.keep(image, &dirs, &covered);
     }
     Ok(LibraryCopies { covered, image })
+}
+
+/// What a path of the container leads to; `None` if it is not there, or if the engine does not answer: remaining copies are found after
+/// the start.
+async fn link_target(docker: &Docker, id: &str, path: &str) -> Option<String> {
+    let options = ContainerArchiveInfoOptionsBuilder::default().path(path).build();
+    let about = tokio::time::timeout(CALL_LIMIT, docker.get_container_archive_info(id, Some(options)));
+    Some(about.await.ok()?.ok()?.link_target)
+}
+
+/// The directories for compatibility packages of all versions of CUDA that the image has, named in its variables or not. An engine lists
+/// a directory only together with all files below it, so each version is asked about.
+async fn toolkits(docker: &Docker, id: &str) -> Vec<String> {
+    let versions = VERSIONS.flat_map(|major| (0..10).map(move |minor| (major, minor)));
+    let dirs = versions.map(|(major, minor)| format!("/usr/local/cuda-{major}.{minor}/compat"));
+    let found = join_all(dirs.map(|dir| async move { link_target(docker, id, &dir).await.map(|_| dir) }));
+    found.await.into_iter().flatten().collect()
 }
 
 /// The copies in an image with these variables, before a container exists.
