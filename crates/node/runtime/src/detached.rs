@@ -92,7 +92,7 @@ pub async fn start_detached(
     let Ok(report) = serde_json::from_str::<Report>(&line) else {
         // It was killed. If it has started the task, its processes are found by the directory.
         let _ = child.wait().await;
-        return adopt(directory).ok_or_else(|| StartError::Setup {
+        return adopt(directory).ok().flatten().ok_or_else(|| StartError::Setup {
             what: "supervisor".to_owned(),
             why: "it was killed before it started the task".to_owned(),
             is_out_of_room: true,

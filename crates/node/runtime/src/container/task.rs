@@ -150,9 +150,8 @@ impl Container {
         }
         if let Some(directory) = &self.directory {
             // Before the container is gone, or a restart would not know.
-            if let Err(error) = directory.write_exit(exit) {
-                tracing::error!(%error, "how a task ended is known only until this program ends");
-            }
+            // Its space is reserved. If it cannot be written all the same, this program still knows it.
+            let _ = directory.write_exit(exit);
         }
         while calls::remove(&self.docker, &self.id).await.is_err() {
             tokio::time::sleep(RETRY_INTERVAL).await;
