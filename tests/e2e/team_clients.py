@@ -27,7 +27,7 @@ class Sdk:
     def run(self, person, act, *words):
         home = self.home / person.name
         home.mkdir(exist_ok=True)
-        hosts = {f"CLEARML_{name}_HOST": self.url for name in ("API", "WEB", "FILES")}
+        hosts = {"CLEARML_API_HOST": self.url, "CLEARML_WEB_HOST": self.url, "CLEARML_FILES_HOST": f"{self.url}/files"}
         pair = {"CLEARML_API_ACCESS_KEY": person.keys["access_key"], "CLEARML_API_SECRET_KEY": person.keys["secret_key"]}
         env = {"PATH": os.environ["PATH"], "HOME": str(home)} | hosts | pair
         begin = time.monotonic()
@@ -98,7 +98,7 @@ class Page:
         wrong = sees == found.get("absent", False)
         if sees and not wrong:
             wrong = not found["name"].startswith(job.name) or not changes and {"Stop", "Requeue", "Dequeue"} & set(found["buttons"])
-            wrong = wrong or reads == ("may not" in found["log"])
+            wrong = wrong or reads == ("lacks it" in found["log"])
             self.team.judge_log(job, found["log"])
         if wrong:
             self.team.tally.wrong.append(f"{person.name} ({person.role}) opens the page of {job.id} ({job.name}): {found}")
