@@ -15,8 +15,8 @@ CANTLE_TEST_KILLS="${CANTLE_TEST_KILLS:-1000}" .venv/bin/python tests/faults/fau
 CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --lib -- --nocapture hostile no_answer_for
 # Requests with the ids of hidden things: none makes the server fail, shows them, or changes them.
 CANTLE_HOSTILE="${CANTLE_HOSTILE:-1000000}" cargo test --release --locked -p cantle-server --test api -- --nocapture hostile_requests::
-# A team of forty that asks for an hour.
-CANTLE_TEST_TEAM_S="${CANTLE_TEST_TEAM_S:-3600}" .venv/bin/python -m pytest -q -s tests/e2e/test_team.py
+# A team of forty that asks for an hour: by HTTP, the command line, the SDK and the page, where a browser is.
+tests/ui/run.sh --setup && CANTLE_TEST_TEAM_S="${CANTLE_TEST_TEAM_S:-3600}" .venv/bin/python -m pytest -q -s tests/e2e/test_team.py
 fuzz/run.sh "${CANTLE_FUZZ_SECONDS:-600}"
 CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-node --lib mig::tests::tasks_come -- --nocapture
 # Each MIG call is a process here, as in production; seventeen test processes at once.
