@@ -28,7 +28,7 @@ async function findings(page) {
   return violations.map((found) => `${found.id}: ${found.nodes.map((node) => node.html).join(" | ")}`);
 }
 
-const PAGES = ["/gpus", "/queues", "/tasks", "/nodes", "/usage", "/new", "/projects", "/events", "/audit", "/settings", "/tasks/ID"];
+const PAGES = ["/gpus", "/queues", "/tasks", "/nodes", "/usage", "/new", "/projects", "/events", "/users", "/audit", "/settings", "/tasks/ID"];
 
 for (const colorScheme of ["light", "dark"]) {
   for (const width of [1280, 360]) {

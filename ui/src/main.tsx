@@ -14,6 +14,7 @@ import { Settings } from "./pages/Settings";
 import { TaskPage } from "./pages/Task";
 import { Tasks } from "./pages/Tasks";
 import { Usage } from "./pages/Usage";
+import { Users } from "./pages/Users";
 import { Login } from "./parts/Login";
 import { Shell } from "./parts/Shell";
 import { link, listen, path } from "./route";
@@ -43,6 +44,8 @@ function Page() {
       return <Usage />;
     case "events":
       return <Events />;
+    case "users":
+      return <Users />;
     case "audit":
       return <Audit />;
     case "settings":

@@ -245,6 +245,40 @@ export interface History {
 }
 
 /** Who is logged in. */
+export interface RoleView {
+  /** Name of a user, `group:NAME` or `everybody`. */
+  who: string;
+  role: string;
+  project?: string;
+}
+
+/** Absent: none. */
+export interface UserLimits {
+  gpu_milli?: number;
+  queued?: number;
+  priority?: number;
+  time_s?: number;
+}
+
+export interface UserView {
+  name: string;
+  id: string;
+  node: string | null;
+  external: boolean;
+  groups: string[];
+  roles: RoleView[];
+  limits?: UserLimits;
+  keys: number;
+  last_used: string | null;
+  created: string;
+}
+
+export interface NewKey {
+  user: string;
+  access_key: string;
+  secret_key: string;
+}
+
 export interface Session {
   csrf: string;
   access_key: string | null;

@@ -14,12 +14,13 @@ export const PAGES = [
   ["nodes", "Nodes", "n"],
   ["usage", "Usage", "u"],
   ["events", "Events", "e"],
+  ["users", "Users", "w"],
   ["audit", "Audit", "a"],
   ["settings", "Settings", "s"],
 ] as const;
 
 /** The pages that this user has something on. */
-const offered = () => PAGES.filter(([id]) => id !== "audit" || may("administer"));
+const offered = () => PAGES.filter(([id]) => (id !== "audit" && id !== "users") || may("administer"));
 
 const helpOpen = signal(false);
 
