@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(divide(3000, &[high, high, low], 1000, 0), [2000, 1000, 0]);
         assert_eq!(divide(1000, &[high, high, high, low], 1000, 0), [1000, 0, 0, 0]);
         assert_eq!(divide(1000, &[high, high, high, low], 1, 0), [334, 333, 333, 0]);
-        // What the higher one does not want is still the lower one's.
+        // The lower one still has the part that the higher one does not want.
         let modest = Claim { requestable: 1000, ..high };
         assert_eq!(divide(3000, &[modest, low], 1000, 0), [1000, 2000]);
     }

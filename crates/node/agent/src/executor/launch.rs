@@ -66,7 +66,7 @@ impl Launch {
 
     /// The task's request for compute time becomes part of its lease.
     fn set_compute(&mut self) -> Result<(), NodeError> {
-        // What cannot be read has been refused with the task's command.
+        // A request that cannot be read has been refused with the task's command.
         let request = TaskRequest::from_hyperparams(&self.task.hyperparams).ok().flatten();
         let compute = request.unwrap_or_default().compute.share_of(&self.lease.slices)?;
         if compute != self.lease.compute {

@@ -14,7 +14,7 @@ use crate::task_record::{Stop, TaskRecord};
 
 /// How long a task may run. cantle's server knows the limits of its queues; from another server it is what the task asks for.
 pub(crate) fn limit_of(task: &tasks::Task) -> Option<TimeLimit> {
-    // What cannot be read is refused with the task's command.
+    // A request that cannot be read is refused with the task's command.
     let asked = || TaskRequest::flow_of(&task.hyperparams).ok()?.time;
     task.cantle_time_limit_s.or_else(asked)
 }

@@ -76,7 +76,7 @@ fn copy<S: Read + Write + Send + 'static>(
     // Nothing joins it: it may wait for input that never comes.
     thread::Builder::new().spawn(move || {
         if let Ok(to) = pieces(io::stdin().lock(), to) {
-            // What listens in the task may have ended.
+            // The program that listens in the task may have ended.
             let _ = end(&to);
         }
     })?;

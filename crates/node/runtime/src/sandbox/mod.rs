@@ -131,7 +131,7 @@ fn put_workspace(from: &Path, uid: Option<u32>) -> io::Result<()> {
 fn hide(path: &Path) -> Result<()> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
-        // What this process cannot reach, the task cannot reach either. Any other error may pass while the task runs.
+        // The task cannot reach a path that this process cannot reach. Any other error may pass while the task runs.
         Err(why)
             if matches!(
                 why.kind(),

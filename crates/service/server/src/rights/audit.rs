@@ -87,7 +87,7 @@ fn clipped(mut text: String, most: usize) -> String {
     text
 }
 
-/// What was found. An audit without the state before a change is better than a refused change, but somebody has to learn of it.
+/// The state before a change. A change is better audited without it than refused, but the log says so.
 fn known<T: Default>(found: Result<T, StoreError>) -> T {
     found.unwrap_or_else(|error| {
         tracing::error!(%error, "the audit lacks the state before a change");

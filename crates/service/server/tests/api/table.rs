@@ -83,8 +83,7 @@ async fn the_table_says_what_the_server_does() {
     for name in ours.iter().filter(|name| !theirs.contains_key(*name)) {
         table.push_str(&format!("* `{name}`\n"));
     }
-    let page =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../docs/reference/clearml-endpoints.md");
+    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../docs/reference/clearml-endpoints.md");
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&page, &table).unwrap();
     }
