@@ -25,6 +25,7 @@ let keys;
 
 before(async () => {
   cantle = await Cantle.start("1xA100-40GB", "up", "--queue", "half=0.5");
+  cantle.cli("submit", "--queue", "half", "--project", "vision", "--", "true");
   page = await open(cantle, "/users");
   await live(page);
 });
@@ -73,7 +74,7 @@ test("limits are set, and an empty field is none", async () => {
   await form.getByRole("button", { name: "Save" }).click();
   await until("the limits", () => user("anna").limits?.time_s === 7200 && user("anna").limits?.gpu_milli === 500);
   await page.getByText("cantle users set anna --gpus 0.5 --max-time 7200s").first().waitFor();
-  await until("the row", async () => /0\.5 GPU.*2 h each/.test(await cell("anna", 3).textContent()));
+  await until("the row", async () => (await cell("anna", 3).textContent()) === "0.5 GPU, 2 h 0 min each");
   await form.getByLabel("GPUs at once").fill("");
   await form.getByRole("button", { name: "Save" }).click();
   await until("one limit", () => JSON.stringify(user("anna").limits) === '{"time_s":7200}');
