@@ -45,7 +45,7 @@ pub(crate) enum Update {
     /// It was suspended for another task, or cannot be, for this reason.
     MadeRoom(Result<(), String>),
     /// The watchdog has found something out.
-    TableEntry(Finding),
+    Found(Finding),
     /// The task and all processes it left behind are gone.
     Ended(Exit),
 }
@@ -182,7 +182,7 @@ impl Executor {
                 found.get_mut().made_room(env, made);
                 None
             }
-            Update::TableEntry(finding) => {
+            Update::Found(finding) => {
                 found.get_mut().found(env, finding);
                 None
             }

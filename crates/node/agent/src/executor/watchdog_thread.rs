@@ -64,7 +64,7 @@ fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
             let is_to_end = matches!(finding, Finding::Guilty(_)) && env.config.watch == Watch::Kill;
             let stopper = known.get(&lease).filter(|_| is_to_end);
             // First, so that the reason is known when the end is.
-            let _ = sender.send((lease, Update::TableEntry(finding)));
+            let _ = sender.send((lease, Update::Found(finding)));
             if let Some(stopper) = stopper {
                 stopper.kill_now();
             }
