@@ -5,7 +5,7 @@ import { call, session } from "../api";
 import { cantle } from "../cli";
 import { clock, duration, gpuAmount, gpus, plural } from "../format";
 import { projects } from "../live";
-import { ActionButton, Filter, usePageCli } from "../parts/Controls";
+import { ActionButton, Filter, unsaved, usePageCli } from "../parts/Controls";
 import { Table } from "../parts/Table";
 import { link, param } from "../route";
 import type { NewKey, RoleView, UserLimits, UserView } from "../types";
@@ -102,7 +102,7 @@ function LimitsForm({ user }: { user: UserView }) {
     if (text !== "") limits[limit.of] = same ?? Math.round(Number(text) * limit.unit);
   }
   const action = setLimits(user, limits);
-  const save = { ...action, run: () => action.run().then(() => setEdits({})) };
+  const save = { ...action, run: () => action.run().then(() => setEdits((now) => unsaved(now, edits))) };
   return (
     <form
       class="quota"

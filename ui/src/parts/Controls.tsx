@@ -16,6 +16,11 @@ export function usePageCli(line: string): void {
   }, [line]);
 }
 
+/** What a form has besides what was saved: what is typed while the server answers stays. */
+export function unsaved<Texts extends Partial<Record<string, string>>>(now: Texts, saved: Texts): Texts {
+  return Object.fromEntries(Object.entries(now).filter(([field, text]) => text !== saved[field])) as Texts;
+}
+
 /** A button that does something to a task, and shows how to do the same on the command line. */
 export function ActionButton(props: { action: Action; children?: ComponentChildren; label?: string; disabled?: boolean; danger?: boolean }) {
   const { action, children, label, disabled = false, danger = false } = props;

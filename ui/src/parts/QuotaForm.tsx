@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { NO_QUOTA, perform, setQuota, unsetQuota } from "../actions";
 import type { ProjectQuota, ProjectView, Quota } from "../types";
-import { ActionButton } from "./Controls";
+import { ActionButton, unsaved } from "./Controls";
 
 interface Amount {
   label: string;
@@ -63,9 +63,7 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
   const [edits, setEdits] = useState<Texts>({});
   const fields = { ...texts(old), ...edits };
   const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, edits));
-  // What is typed while the server answers is not saved yet: it stays.
-  const unsaved = (now: Texts): Texts => Object.fromEntries(Object.entries(now).filter(([label, text]) => text !== edits[label]));
-  const save = { ...action, run: () => action.run().then(() => setEdits(unsaved)) };
+  const save = { ...action, run: () => action.run().then(() => setEdits((now) => unsaved(now, edits))) };
   const field = (label: string, rest: object) => (
     <label key={label}>
       {label}
