@@ -30,6 +30,10 @@ class Person:
     project: str
     keys: dict
 
+    def env(self):
+        """The keys as ClearML's clients and cantle's take them."""
+        return {"CLEARML_API_ACCESS_KEY": self.keys["access_key"], "CLEARML_API_SECRET_KEY": self.keys["secret_key"]}
+
     def has(self, right, project):
         return right in RIGHTS[self.role] and (self.role in ("admin", "auditor") or project == self.project)
 

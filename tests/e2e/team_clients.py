@@ -28,8 +28,7 @@ class Sdk:
         home = self.home / person.name
         home.mkdir(exist_ok=True)
         hosts = {"CLEARML_API_HOST": self.url, "CLEARML_WEB_HOST": self.url, "CLEARML_FILES_HOST": f"{self.url}/files"}
-        pair = {"CLEARML_API_ACCESS_KEY": person.keys["access_key"], "CLEARML_API_SECRET_KEY": person.keys["secret_key"]}
-        env = {"PATH": os.environ["PATH"], "HOME": str(home)} | hosts | pair
+        env = {"PATH": os.environ["PATH"], "HOME": str(home)} | hosts | person.env()
         begin = time.monotonic()
         # In a home of its own: in a clone, the SDK would look at the whole repository each time.
         program = shutil.copy(ROOT / "tests/e2e/team_sdk.py", home)

@@ -51,9 +51,8 @@ def test_a_team_of_forty_gets_right_answers_throughout(make_cantle, tmp_path):
     runs.mkdir(mode=0o777)
 
     def laptop(person, *words):
-        pair = {"CLEARML_API_ACCESS_KEY": person.keys["access_key"], "CLEARML_API_SECRET_KEY": person.keys["secret_key"]}
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CANTLE_SERVER": url}
-        return cantle.program(CANTLE, *words, env=env | pair)
+        return cantle.program(CANTLE, *words, env=env | person.env())
 
     team = Team(laptop, ("127.0.0.1", port), admin)
     team.hire()
