@@ -1,10 +1,10 @@
 //! Flags for the part of a GPU, or the MIG instance, that a task requests.
 
-use cantle_model::{GpuList, GpuRequest};
+use cantle_model::{Bytes, GpuList, GpuRequest, Isolation, check_memory_limit};
 use clap::Args;
 
 use super::values::{self, Gpus};
-use crate::error::{CliError, ErrorKind};
+use crate::error::{CliError, ErrorKind, as_kind};
 
 /// The flags of a request for GPUs.
 #[derive(Args, Debug, Clone, Default)]
@@ -17,11 +17,37 @@ pub(crate) struct GpuAmount {
     #[arg(long, value_name = "N", value_parser = values::gpus)]
     pub(crate) gpus: Option<Gpus>,
     /// Amount of memory of one GPU, e.g. 4G or 4Gi
-    #[arg(long, value_name = "M", value_parser = values::memory)]
+    #[arg(long, visible_alias = "gpu-memory-request", value_name = "M", value_parser = values::memory)]
     pub(crate) gpu_memory: Option<GpuRequest>,
     /// A MIG profile, e.g. 2g.10gb
     #[arg(long, value_name = "P", value_parser = values::profile)]
     pub(crate) mig_profile: Option<GpuRequest>,
+}
+
+/// `--gpu-memory-limit`.
+#[derive(Args, Debug, Clone, Copy, Default)]
+pub(crate) struct MemoryLimitArgs {
+    /// Memory of its GPU that the task may have at most: beyond its request (--gpu or --gpu-memory) as long as it is free. It is suspended
+    /// or queued again if it does not give that back for another task
+    #[arg(long, value_name = "M", value_parser = values::bytes)]
+    gpu_memory_limit: Option<Bytes>,
+}
+
+impl MemoryLimitArgs {
+    /// The limit that was given, for this request.
+    ///
+    /// # Errors
+    /// If it means nothing with that.
+    pub(crate) fn limit(
+        self,
+        request: Option<&GpuRequest>,
+        isolation: Isolation,
+    ) -> Result<Option<Bytes>, CliError> {
+        if let Some(limit) = self.gpu_memory_limit {
+            check_memory_limit(limit, request, isolation).map_err(as_kind(ErrorKind::Usage))?;
+        }
+        Ok(self.gpu_memory_limit)
+    }
 }
 
 impl GpuAmount {

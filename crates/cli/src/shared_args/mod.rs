@@ -12,7 +12,7 @@ pub(crate) mod values;
 
 pub(crate) use compute::ComputeArgs;
 pub(crate) use enforce::EnforceArgs;
-pub(crate) use gpu_amount::GpuAmount;
+pub(crate) use gpu_amount::{GpuAmount, MemoryLimitArgs};
 pub(crate) use notify::ServerNotifyArgs;
 pub(crate) use parked::ParkedArgs;
 pub(crate) use privileges::{CONSENT, ConsentArgs, PrivilegeArgs};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, ComputeShare, GpuUuid, LeaseId, LimitBackend, MigInstance, Milli, Share, Suspension, TaskId,
+    Burst, Bytes, ComputeShare, GpuUuid, LeaseId, LimitBackend, MigInstance, Milli, Share, Suspension, TaskId,
 };
 
 /// A part of one GPU: memory bytes and compute share, or one MIG instance.
@@ -170,6 +170,9 @@ pub struct Lease {
     /// Memory of each slice that is kept for modules; see [`Lease::module_reserve`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub module_reserve_bytes: u64,
+    /// The terms on which its slice may have more memory than it is counted as; none if it has exactly that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<Burst>,
     /// The suspension of its task, from before the first step until the task runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspension: Option<Suspension>,
@@ -209,9 +212,28 @@ impl Lease {
             native_limit: false,
             ends_ms: None,
             module_reserve_bytes: 0,
+            burst: None,
             suspension: None,
             changes: 0,
         }
+    }
+
+    /// Its slices as they are counted: without memory that is lent to them.
+    #[must_use]
+    pub fn counted_slices(&self) -> Vec<Slice> {
+        let counted = |slice: &Slice| match &self.burst {
+            Some(Burst { request_milli, request_bytes, .. }) => {
+                Slice { milli: *request_milli, memory_limit_bytes: *request_bytes, ..slice.clone() }
+            }
+            None => slice.clone(),
+        };
+        self.slices.iter().map(counted).collect()
+    }
+
+    /// The memory that is lent to its slice of a GPU, in bytes.
+    #[must_use]
+    pub fn lent_bytes(&self, gpu: &GpuUuid) -> u64 {
+        self.burst.as_ref().map_or(0, |burst| self.memory_limit_on(gpu).saturating_sub(burst.request_bytes))
     }
 
     /// The memory limits of its slices of a GPU, in bytes, in sum.

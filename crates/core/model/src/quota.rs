@@ -300,6 +300,8 @@ pub enum Cause {
     Preempt,
     /// It fits elsewhere and starts again there, and a task that fits nowhere else gets its place.
     Consolidate,
+    /// It uses memory beyond its request that another task was given.
+    Lent,
 }
 
 /// The projects above `project` in ClearML's names, nearest first: `a/b/c` has `a/b` and `a`.

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_clearml::WireError;
-use cantle_model::{Gpu, LeaseId, Milli};
-use cantle_node::{GpuClaim, NodeError};
+use cantle_model::{Cause, Gpu, LeaseId, Milli, Slice, TaskId};
+use cantle_node::{GpuClaim, Locked, NodeError};
 use cantle_runtime::alive;
 use cantle_sched::Eviction;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::backoff::Backoff;
-use crate::claims::{Claims, Handover};
+use crate::claims::{Claims, Handover, Placement};
 use crate::entry::{LeasedTask, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
 use crate::listener::Listener;
-use crate::planner::{History, PlanInputs, Planner, fleet};
+use crate::planner::{History, Lent, PlanInputs, Planner, fleet};
 use crate::release::{Ended, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
@@ -356,15 +356,27 @@ impl Agent {
         cantle_node::mig::look(self.env.driver.as_ref(), &self.env.node, &self.env.gpus);
         let locked = self.env.node.lock()?;
         let leases = locked.sweep()?;
-        let (plan, returns) = self.planner.plan(&self.env, inputs, leases, &own)?;
+        let (mut plan, returns) = self.planner.plan(&self.env, inputs, leases, &own)?;
         let mut is_returning = false;
+        let mut lent = Lent::new();
         for back in returns {
-            is_returning |= back.begin(&self.env, &locked)?;
+            if take_back(&self.env, &locked, (back.task(), back.slices()), &mut plan.evictions, &mut lent)? {
+                is_returning |= back.begin(&self.env, &locked)?;
+            }
         }
         if is_returning {
             self.executor.bring_back(&self.env, &locked.leases()?);
         }
-        let reserved = self.claims.reserve(&self.env, &locked, plan.starts, &mut own)?;
+        let mut reserved = Vec::new();
+        for start in plan.starts {
+            // One by one: what a start takes is not taken back for the next one.
+            if take_back(&self.env, &locked, (&start.task, &start.slices), &mut plan.evictions, &mut lent)? {
+                let memory_limit = inputs.memory_limit(&start.task);
+                let placement = Placement { start, memory_limit };
+                reserved.extend(self.claims.reserve(&self.env, &locked, vec![placement], &mut own)?);
+            }
+        }
+        self.planner.set_lent(&self.env, lent);
         Ok((reserved, plan.evictions))
     }
 
@@ -409,4 +421,31 @@ impl Agent {
         self.env.journal.flush(&self.env.server).await?;
         reporter::unregister(&self.env).await
     }
+}
+
+/// Takes memory back that is lent of a task's new slices. `false`: others use it, and the task waits, which is noted in `lent`. Who had
+/// its time to give it back is evicted.
+fn take_back(
+    env: &Environment,
+    locked: &Locked<'_>,
+    (task, slices): (&TaskId, &[Slice]),
+    evictions: &mut Vec<Eviction>,
+    lent: &mut Lent,
+) -> Result<bool, AgentError> {
+    let borrowers = cantle_node::take_back(env.driver.as_ref(), locked, &env.gpus, slices)?;
+    if borrowers.as_ref().is_some_and(Vec::is_empty) {
+        return Ok(true);
+    }
+    let borrowers = borrowers.unwrap_or_default();
+    let is_new = |lease: &LeaseId| evictions.iter().all(|eviction| eviction.lease != *lease);
+    let overdue: Vec<_> = borrowers.iter().filter(|it| it.is_overdue && is_new(&it.lease)).collect();
+    evictions.extend(overdue.into_iter().map(|borrower| Eviction {
+        task: borrower.task.clone(),
+        lease: borrower.lease.clone(),
+        node: env.node_name.clone(),
+        for_task: task.clone(),
+        cause: Cause::Lent,
+    }));
+    lent.insert(task.0.clone(), borrowers);
+    Ok(false)
 }

@@ -19,6 +19,8 @@ use cantle_model::{
 use cantle_runtime::{BackendChoice, MachineRoot};
 use cantle_sched::{Host, Start, Waiting};
 
+use crate::NodeError;
+use crate::capacity::{self, Lent};
 use crate::clock::now_ms;
 use crate::compute::ComputeArbiter;
 use crate::driver_files::DriverFiles;
@@ -28,7 +30,6 @@ use crate::mig::{Adopt, Stages, Writer, make_instances, report_lost, turn_on};
 use crate::store::{Locked, NodeStore};
 use crate::usage::{SliceUsage, UsageMeter};
 use crate::watchdog::Watchdog;
-use crate::{NodeError, capacity};
 use cantle_runtime::files::{self, Durability};
 
 mod host_paths;
@@ -355,7 +356,8 @@ impl AllocatableGpus {
         waiting.compute = allocation.compute;
         waiting.devices = u32::try_from(slices.len()).unwrap_or(u32::MAX);
         let spec = QueueSpec { name: HERE.to_owned(), want: QueueWant::Task };
-        let world = capacity::describe(self.driver.as_ref(), locked.node(), HERE, &self.gpus, &leases);
+        let world =
+            capacity::describe(self.driver.as_ref(), locked.node(), HERE, (&self.gpus, Lent::Taken), &leases);
         let start = Start {
             task: allocation.task.clone(),
             queue: HERE.to_owned(),

@@ -12,13 +12,22 @@ use crate::watchdog::figures::{self, BORNE_BYTES};
 use crate::watchdog::{actual_bytes, tolerance_bytes};
 use crate::{NodeError, mig};
 
+/// How memory counts that is lent to a slice beyond its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    /// It is the task's.
+    Taken,
+    /// It is free: the caller takes it back before it uses it ([`crate::take_back`]). That of other users is theirs.
+    Free,
+}
+
 /// This machine for the scheduler: `gpus` of the node called `name` with the leases that are active, those of other users
 /// among them.
 pub fn describe(
     driver: &dyn Driver,
     node: &crate::NodeStore,
     name: &str,
-    gpus: &[Gpu],
+    (gpus, lent): (&[Gpu], Lent),
     leases: &[Lease],
 ) -> SnapshotBuilder {
     let neighbors = node.neighbors();
@@ -31,7 +40,12 @@ pub fn describe(
         })
     };
     let world = SnapshotBuilder::default().node(name, gpus.iter().map(offer));
-    leases.iter().chain(&neighbors).fold(world, |world, lease| world.lease(lease, name))
+    let counted = |lease: &Lease| match lent {
+        Lent::Free => Lease { slices: lease.counted_slices(), ..lease.clone() },
+        Lent::Taken => lease.clone(),
+    };
+    let world = leases.iter().map(counted).fold(world, |world, lease| world.lease(&lease, name));
+    neighbors.iter().fold(world, |world, lease| world.lease(lease, name))
 }
 
 fn offer(

@@ -93,6 +93,9 @@ pub enum NodeError {
     /// No capacity within the time given.
     #[error("no room: {0}")]
     NoRoom(Box<Reason>),
+    /// The capacity is lent to others, which did not give it back within the time given.
+    #[error("no room: {0}")]
+    Lent(String),
     /// An allocation of a cluster that this node cannot carry out.
     #[error("the cluster allocated a slice that is not free here: {why}")]
     NotFree {
@@ -218,7 +221,7 @@ impl NodeError {
                 "give --driver-files-dir a directory that the node has under the same path (docs/kubernetes.md)"
             }
             Self::NodeUnseen(_) => "the pod needs hostPID: true and root",
-            Self::NoRoom(_) => "see cantle explain no-capacity",
+            Self::NoRoom(_) | Self::Lent(_) => "see cantle explain no-capacity",
             Self::NoDriverLimit(_) => {
                 "give --enforce auto to use the filter alone where there is no such limit"
             }
@@ -240,7 +243,7 @@ impl NodeError {
             | Self::Queues(_)
             | Self::Never(_)
             | Self::Compute(_) => 2,
-            Self::NoRoom(_) => 6,
+            Self::NoRoom(_) | Self::Lent(_) => 6,
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu
             | Self::NoDriverLimit(_)

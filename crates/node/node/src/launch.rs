@@ -14,6 +14,7 @@ use cantle_runtime::{
 };
 
 use crate::NodeError;
+use crate::burst;
 use crate::native_limit;
 use crate::store::NodeStore;
 use crate::uuid::gpu_uuid_bytes;
@@ -192,6 +193,7 @@ impl Launcher {
             create_grant(&dir, &terms)?;
         }
         host::create(&dir, &lease.id.0, &limits)?;
+        burst::note(node, lease)?;
         keep_for_modules(&dir, lease, &limits)
     }
 
@@ -209,6 +211,7 @@ impl Launcher {
                 shim_dir: self.shim_dir.clone(),
                 slice_dir: node.slice_dir(&lease.id),
                 gate: lease.compute.is_some(),
+                burst: lease.burst.is_some(),
                 libraries: self.libraries.clone(),
                 // A preloaded library is no gate: what it does not hook launches as it likes.
                 backend: if lease.compute.is_some() { BackendChoice::MountNamespace } else { self.backend },

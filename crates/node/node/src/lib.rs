@@ -6,6 +6,7 @@
 //! `runtime` start the task behind the shim. They share one store per set of GPUs, so their slices never overlap.
 
 mod allocation;
+mod burst;
 pub mod capacity;
 pub mod clock;
 mod compute;
@@ -29,6 +30,7 @@ mod watchdog;
 use cantle_model::Holder;
 
 pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
+pub use burst::{Borrower, GIVE_BACK_MS, burst_of, lend, take_back};
 pub use cantle_runtime::{Command, leave_terminal};
 pub use compute::{ComputeArbiter, ComputeUse, compute_use};
 pub use error::NodeError;

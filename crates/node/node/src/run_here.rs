@@ -1,33 +1,33 @@
 //! `cantle run`: runs one task now, on this machine, without a server.
 
+mod loan;
+mod place;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cantle_driver::{Driver, Installation};
 use cantle_model::{
-    ComputeError, ComputeRequest, EnforceMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId,
-    QueueSpec, QueueWant, TaskId, TimeLimit,
+    Bytes, ComputeError, ComputeRequest, EnforceMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId,
+    TimeLimit,
 };
 use cantle_runtime::{
     Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit, Privileges,
     RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
-use cantle_sched::{Policy, Reason, Waiting};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
-use crate::capacity;
+use crate::NodeError;
 use crate::clock::now_ms;
 use crate::compute::ComputeArbiter;
-use crate::launch::{Launcher, enforced_by, got, new_lease};
+use crate::launch::{Launcher, enforced_by, got};
 use crate::mig::{self, Stages, make_instances};
 use crate::refusals::Refusals;
-use crate::store::{Locked, NodeStore};
+use crate::store::NodeStore;
 use crate::suspend::Recovery;
 use crate::watchdog::{Finding, LOOK_INTERVAL, Watchdog};
-use crate::{NodeError, own_holder};
-
-/// How often a task that waits for capacity tries again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+use loan::Loan;
+use place::wait_for_capacity;
 
 /// The time between SIGTERM and SIGKILL for a command whose time is over, as an agent leaves its tasks.
 const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -39,6 +39,8 @@ pub struct RunRequest {
     pub request: GpuRequest,
     /// Of which GPUs, or in which MIG instances as they are.
     pub gpus: GpuList,
+    /// The most memory of its GPU that it may have, if that is more than the request.
+    pub memory_limit: Option<Bytes>,
     /// The required isolation.
     pub isolation: Isolation,
     /// How compute time is divided.
@@ -197,7 +199,8 @@ async fn run_under(
     // An instance may be larger than the request.
     let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
     let asked = if is_instance { format!("asked {}, got ", request.request) } else { String::new() };
-    notify(&format!("{asked}{}, {enforced}", got(&lease.slices, gpus)));
+    let burst = lease.burst.as_ref().map(|burst| format!(" (up to {} where free)", Bytes(burst.limit_bytes)));
+    notify(&format!("{asked}{}{}, {enforced}", got(&lease.slices, gpus), burst.unwrap_or_default()));
     let stopper = task.stopper();
     let mut monitor = Monitor {
         driver,
@@ -207,6 +210,7 @@ async fn run_under(
         refusals: Refusals::of(&node.slice_dir(&lease.id)),
         watchdog: Watchdog::since(Instant::now()),
         recovery: Recovery::new(&request.installation),
+        loan: Loan::of(&lease, &request.installation),
     };
     let over = request.time.map(|limit| (Instant::now() + limit.duration(), limit));
     // Never begun again: a second wait for a container would not find the result that the first one has read and
@@ -251,15 +255,24 @@ async fn watch(
         }
         if let Some((_, limit)) = over.take_if(|(end, _)| Instant::now() >= *end) {
             notify(&limit.is_over());
-            let stopper = stopper.clone();
-            // It has some time to tidy up, and is watched meanwhile.
-            tokio::spawn(async move { stopper.stop(STOP_GRACE).await });
+            stop_in_time(stopper);
         }
-        if monitor.poll(stopper, notify) {
-            is_killed = true;
-            stopper.kill().await;
+        match monitor.poll(stopper, notify) {
+            Verdict::Runs => {}
+            // It has some time to tidy up, and is watched meanwhile.
+            Verdict::Stop => stop_in_time(stopper),
+            Verdict::Kill => {
+                is_killed = true;
+                stopper.kill().await;
+            }
         }
     }
+}
+
+/// Asks a task to end, and ends it after a while.
+fn stop_in_time(stopper: &Stopper) {
+    let stopper = stopper.clone();
+    tokio::spawn(async move { stopper.stop(STOP_GRACE).await });
 }
 
 /// The exit code, after a line about what it does not say.
@@ -278,6 +291,15 @@ fn looks() -> Interval {
     looks
 }
 
+/// What has to happen to a task after a look at it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Runs,
+    /// It has time to tidy up.
+    Stop,
+    Kill,
+}
+
 /// Watches the task while it runs.
 struct Monitor<'a> {
     driver: &'a dyn Driver,
@@ -287,15 +309,21 @@ struct Monitor<'a> {
     refusals: Option<Refusals>,
     watchdog: Watchdog,
     recovery: Recovery,
+    loan: Loan,
 }
 
 impl Monitor<'_> {
-    /// Reports refusals and findings; true if the task must be stopped.
-    fn poll(&mut self, stopper: &Stopper, notify: &dyn Fn(&str)) -> bool {
+    /// Reports refusals and findings.
+    fn poll(&mut self, stopper: &Stopper, notify: &dyn Fn(&str)) -> Verdict {
         let now = Instant::now();
+        let mut verdict = Verdict::Runs;
         // The watchdog reports leases that cannot be read.
         if let Ok(leases) = self.node.leases() {
             self.recovery.look(self.node, &leases);
+            if let Some(why) = self.loan.look((self.driver, self.node, self.gpus), &leases, notify) {
+                notify(&format!("the task is ended: {why}"));
+                verdict = Verdict::Stop;
+            }
         }
         let slices = &self.lease.slices;
         let refusals = self.refusals.as_mut();
@@ -303,17 +331,16 @@ impl Monitor<'_> {
             notify(&line);
         }
         let ours = |lease: &LeaseId| *lease == self.lease.id;
-        let mut guilty = false;
         for (_, finding) in self.watchdog.scan(self.driver, self.node, self.gpus, ours, now) {
             match finding {
                 Finding::Suspect(why) | Finding::Trouble(why) => notify(&why),
                 Finding::Guilty(why) => {
                     notify(&format!("the task is killed: {why} (cantle explain watchdog-kill)"));
-                    guilty = true;
+                    verdict = Verdict::Kill;
                 }
             }
         }
-        guilty
+        verdict
     }
 
     /// Reports what was held back until the end of the task.
@@ -376,63 +403,4 @@ async fn docker_client(
         secrets: std::collections::BTreeMap::new(),
         ..spec
     })
-}
-
-async fn wait_for_capacity(
-    driver: &dyn Driver,
-    node: &NodeStore,
-    gpus: &[Gpu],
-    request: &RunRequest,
-    notify: &dyn Fn(&str),
-) -> Result<Lease, NodeError> {
-    let until = request.timeout.map(|timeout| Instant::now() + timeout);
-    let mut reported = String::new();
-    loop {
-        mig::look(driver, node, gpus);
-        let reason = match take(driver, &node.lock()?, gpus, request)? {
-            Ok(lease) => return Ok(lease),
-            Err(reason) => reason,
-        };
-        if matches!(reason, Reason::Never { .. }) {
-            return Err(NodeError::Never(Box::new(reason)));
-        }
-        if until.is_none_or(|until| Instant::now() >= until) {
-            return Err(NodeError::NoRoom(Box::new(reason)));
-        }
-        let reason = reason.to_string();
-        if reason != reported {
-            notify(&format!("waiting: {reason}"));
-            reported = reason;
-        }
-        sleep(RETRY_INTERVAL).await;
-    }
-}
-
-/// Plans for this one task, and takes what the plan gives it.
-fn take(
-    driver: &dyn Driver,
-    locked: &Locked<'_>,
-    gpus: &[Gpu],
-    request: &RunRequest,
-) -> Result<Result<Lease, Reason>, NodeError> {
-    let id = TaskId(format!("run-{}", own_holder().pid));
-    let spec = QueueSpec { name: "run".to_owned(), want: QueueWant::Task };
-    let now = now_ms();
-    let mut waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
-    waiting.isolation = request.isolation;
-    waiting.compute = request.compute;
-    let leases = locked.sweep()?;
-    let world = capacity::describe(driver, locked.node(), "here", gpus, &leases);
-    let decided = cantle_decide::decide(&world.queue(spec, vec![waiting]).build(), &Policy::default(), now)?;
-    if let Some(wait) = decided.waits.into_iter().next() {
-        return Ok(Err(wait.reason));
-    }
-    let mut slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
-    mig::name_given(driver, &mut slices)?;
-    let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
-    let compute = request.compute.share_of(&slices)?;
-    let module_reserve_bytes = request.module_reserve_bytes;
-    let lease = Lease { compute, module_reserve_bytes, ..new_lease(id, name, None, slices) };
-    locked.put(&lease)?;
-    Ok(Ok(lease))
 }

@@ -247,7 +247,7 @@ fn is_orphan(lease: &Lease) -> bool {
 }
 
 /// Ends a task by the data of its lease.
-fn end(lease: &Lease) {
+pub(crate) fn end(lease: &Lease) {
     if let Some(cgroup) = &lease.cgroup {
         Cgroup::at(cgroup).kill();
     }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use cantle_ledger::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, USAGE_FILE};
+use cantle_ledger::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, MEMORY_FILE, USAGE_FILE};
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +82,9 @@ pub struct Confinement {
     /// Launches wait for the slice's part of the GPU's time.
     #[serde(default)]
     pub gate: bool,
+    /// The slice may get more memory than its request, and the task can read how much.
+    #[serde(default)]
+    pub burst: bool,
     /// The driver's libraries and all their names on this machine.
     pub libraries: DriverLibraries,
     /// The accepted backends.
@@ -111,6 +114,9 @@ impl Confinement {
         let mut files = vec![(LIMITS_FILE, true), (USAGE_FILE, false)];
         if self.gate {
             files.extend([(GRANT_FILE, true), (LAUNCHES_FILE, false)]);
+        }
+        if self.burst {
+            files.push((MEMORY_FILE, true));
         }
         files
     }

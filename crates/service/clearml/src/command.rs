@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use cantle_model::{
-    AfterList, ArrayError, ArraySpec, Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation, Milli,
-    RequestError, TaskTerms, TimeLimit,
+    AfterList, ArrayError, ArraySpec, BurstError, Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation,
+    Milli, RequestError, TaskTerms, TimeLimit, check_memory_limit,
 };
 use serde_json::Value;
 
@@ -26,6 +26,8 @@ pub struct TaskRequest {
     pub cwd: Option<String>,
     /// The part of a GPU; the queue decides if absent.
     pub gpu: Option<GpuRequest>,
+    /// The most memory of its GPU that it may have where that is free, if that is more than it asks for.
+    pub gpu_memory_limit: Option<Bytes>,
     /// How it is isolated from other tasks on the GPU.
     pub isolation: Isolation,
     /// How compute time is divided.
@@ -111,11 +113,18 @@ impl TaskRequest {
         };
         let gpu = gpu_request(text)?;
         let compute = compute_request(text, gpu.as_ref())?;
+        let mut isolation = word("isolation", text("isolation"), "any, mig or shared")?;
+        let gpu_memory_limit = memory_limit(text, gpu.as_ref(), isolation)?;
+        if gpu_memory_limit.is_some() {
+            // An instance cannot grow.
+            isolation = Isolation::Shared;
+        }
         Ok(Some(Self {
             command,
             cwd: text("cwd").map(str::to_owned),
             gpu,
-            isolation: word("isolation", text("isolation"), "any, mig or shared")?,
+            gpu_memory_limit,
+            isolation,
             compute,
             cpu_milli: parsed("cpu", text("cpu"), "a number of cores such as 0.5", |Milli(n)| n.into())?,
             memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
@@ -162,6 +171,9 @@ impl TaskRequest {
             Some(GpuRequest::Gpus(n)) => put("gpus", n.to_string()),
             Some(GpuRequest::Memory(bytes)) => put("gpu_memory", quantity(*bytes)),
             Some(GpuRequest::MigProfile(profile)) => put("mig_profile", profile.clone()),
+        }
+        if let Some(limit) = self.gpu_memory_limit {
+            put("gpu_memory_limit", quantity(limit));
         }
         if self.isolation != Isolation::default() {
             put("isolation", json_word(&self.isolation));
@@ -286,6 +298,19 @@ fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuR
     }
 }
 
+fn memory_limit<'a>(
+    text: impl Fn(&str) -> Option<&'a str>,
+    gpu: Option<&GpuRequest>,
+    isolation: Isolation,
+) -> Result<Option<Bytes>, TaskRequestError> {
+    let legal = "a quantity such as 24Gi";
+    let limit = parsed("gpu_memory_limit", text("gpu_memory_limit"), legal, Some)?;
+    if let Some(limit) = limit {
+        check_memory_limit(limit, gpu, isolation)?;
+    }
+    Ok(limit)
+}
+
 /// Its request for a GPU's compute time. The slice of a task that leaves it to its queue is not known yet.
 fn compute_request<'a>(
     text: impl Fn(&str) -> Option<&'a str>,
@@ -372,6 +397,9 @@ pub enum TaskRequestError {
     /// The request for compute is wrong.
     #[error("parameters of section cantle: {0}")]
     Compute(#[from] ComputeError),
+    /// The limit of GPU memory is none.
+    #[error("parameter cantle/gpu_memory_limit: {0}")]
+    Burst(#[from] BurstError),
     /// More than one amount.
     #[error(
         "parameters of section cantle ask for GPU in several ways; keep one of gpu, gpus, gpu_memory, mig_profile"
@@ -432,6 +460,7 @@ mod tests {
                 command: command.clone(),
                 cwd: Some("/data".into()),
                 gpu,
+                gpu_memory_limit: None,
                 isolation: Isolation::Mig,
                 compute: ComputeRequest { mode, ..ComputeRequest::default() },
                 cpu_milli: 1500,
@@ -447,6 +476,12 @@ mod tests {
             });
         }
         round_trip(&TaskRequest::default());
+        round_trip(&TaskRequest {
+            gpu: Some(GpuRequest::Memory(Bytes(8 << 30))),
+            gpu_memory_limit: Some(Bytes(24 << 30)),
+            isolation: Isolation::Shared,
+            ..TaskRequest::default()
+        });
         assert_eq!(TaskRequest::from_hyperparams(&HyperParams::new()), Ok(None));
     }
 
@@ -468,6 +503,11 @@ mod tests {
         let says = |pairs: &[(&str, &str)]| with(pairs).unwrap_err().to_string();
         assert!(says(&[("gpu", "2")]).contains("cantle/gpu"));
         assert!(says(&[("gpu_memory", "8")]).contains("has no unit"));
+        assert!(
+            says(&[("gpu_memory", "8Gi"), ("gpu_memory_limit", "4Gi")])
+                .contains("is not more than the request")
+        );
+        assert!(says(&[("gpu_memory_limit", "4Gi")]).contains("needs a request"));
         assert!(says(&[("gpu", "0.5"), ("gpus", "1")]).contains("keep one of"));
         assert!(says(&[("command", "python x.py")]).contains("JSON array"));
         assert!(says(&[("compute", "fast")]).contains("even, fair or strict"));

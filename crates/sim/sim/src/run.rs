@@ -172,6 +172,7 @@ impl<'a> World<'a> {
                 Cause::Reclaim => "taken back",
                 Cause::Preempt => "preempted",
                 Cause::Consolidate => "moved",
+                Cause::Lent => "taken back",
             };
             self.say(now_ms, format_args!("stop  {} for {} ({cause})", eviction.task, eviction.for_task));
             self.yielded_to.insert(eviction.task.0.clone(), eviction.for_task.clone());

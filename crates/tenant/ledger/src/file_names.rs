@@ -11,6 +11,9 @@ pub const GRANT_FILE: &str = text(GRANT);
 /// The reports of the slice's processes to the arbiter.
 pub const LAUNCHES_FILE: &str = text(LAUNCHES);
 
+/// The sizes of a slice that may have more memory than its request, as JSON: the agent writes the file, programs in the slice read it.
+pub const MEMORY_FILE: &str = "memory.json";
+
 pub(crate) const LIMITS: &CStr = c"limits";
 pub(crate) const USAGE: &CStr = c"usage";
 pub(crate) const GRANT: &CStr = c"grant";

@@ -33,7 +33,7 @@ pub mod protocol;
 pub mod seccomp;
 
 pub use attach::{Account, Attachment, Ledger, Uses};
-pub use file_names::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, USAGE_FILE};
+pub use file_names::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, MEMORY_FILE, USAGE_FILE};
 pub use layout::{ANY_GPU, GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
 pub use map::OpenError;
 pub use note::{Layouts, NOTE};

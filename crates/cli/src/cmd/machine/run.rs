@@ -13,13 +13,17 @@ use clap::Args;
 use crate::containers::{ImageArgs, SocketArgs};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{ComputeArgs, EnforceArgs, GpuAmount, PrivilegeArgs, ReserveArgs, values};
+use crate::shared_args::{
+    ComputeArgs, EnforceArgs, GpuAmount, MemoryLimitArgs, PrivilegeArgs, ReserveArgs, values,
+};
 
 /// `cantle run`
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     amount: GpuAmount,
+    #[command(flatten)]
+    memory_limit: MemoryLimitArgs,
     #[command(flatten)]
     compute: ComputeArgs,
     /// What isolates the slice: any, mig or shared
@@ -76,6 +80,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
     args.privileges.check(image.is_some())?;
     let slice = args.amount.request_and_gpus()?;
     let request = RunRequest {
+        memory_limit: args.memory_limit.limit(Some(&slice.0), args.isolation)?,
         isolation: args.isolation,
         compute: args.compute.request(),
         module_reserve_bytes: args.reserve.bytes(),
@@ -93,12 +98,14 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
 pub(crate) fn in_slice(
     context: &Context,
     amount: &GpuAmount,
+    memory_limit: MemoryLimitArgs,
     time: Option<TimeLimit>,
     command: Vec<String>,
 ) -> CommandResult {
     let slice = amount.request_and_gpus()?;
+    let memory_limit = memory_limit.limit(Some(&slice.0), Isolation::Any)?;
     let shell = || std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
-    let mut request = RunRequest { time, ..plain(context, slice, command) };
+    let mut request = RunRequest { memory_limit, time, ..plain(context, slice, command) };
     if request.command.argv.is_empty() {
         request.command.argv.push(shell());
     }
@@ -110,6 +117,7 @@ fn plain(context: &Context, (request, gpus): (GpuRequest, GpuList), command: Vec
     RunRequest {
         request,
         gpus,
+        memory_limit: None,
         isolation: Isolation::Any,
         compute: ComputeRequest::default(),
         command: Command { argv: command.into_iter().map(Into::into).collect(), ..Command::default() },

@@ -148,7 +148,7 @@ fn here(context: &Context, args: NotebookArgs) -> CommandResult {
     let port = format!("--ServerApp.port={}", args.port);
     let words = [args.jupyter.as_str(), "lab", "--no-browser", port.as_str()].into_iter().chain(root);
     let command = words.map(str::to_owned).chain(args.arguments).collect();
-    run::in_slice(context, &args.slice.amount, args.slice.time, command)
+    run::in_slice(context, &args.slice.amount, args.slice.memory_limit, args.slice.time, command)
 }
 
 fn ended(task: &str, why: ExecEnd) -> CliError {

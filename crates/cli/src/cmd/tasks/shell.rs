@@ -6,7 +6,7 @@ use std::time::Duration;
 use cantle_clearml::TaskRequest;
 use cantle_clearml::exec::{ExecStart, OpenExec};
 use cantle_clearml::tasks::Container;
-use cantle_model::{TaskStatus, TimeLimit};
+use cantle_model::{Isolation, TaskStatus, TimeLimit};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 
@@ -18,7 +18,7 @@ use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
 use crate::exec_here;
 use crate::out::Printer;
-use crate::shared_args::GpuAmount;
+use crate::shared_args::{GpuAmount, MemoryLimitArgs};
 
 /// The command that holds the slice. The terminal is a command in the same task.
 const HOLDER: [&str; 2] = ["sleep", "infinity"];
@@ -37,6 +37,8 @@ pub(crate) struct SliceArgs {
     pub(crate) queue: Option<String>,
     #[command(flatten)]
     pub(crate) amount: GpuAmount,
+    #[command(flatten)]
+    pub(crate) memory_limit: MemoryLimitArgs,
     /// The longest time that the task may run (30m, 2h, 1d12h) [default: the queue's]
     #[arg(long, value_name = "TIME")]
     pub(crate) time: Option<TimeLimit>,
@@ -84,7 +86,15 @@ pub(crate) fn shell(context: &Context, args: ShellArgs) -> CommandResult {
     let server = match Connection::open_if_any(context)? {
         Some(server) => server,
         None if needs_server => Connection::open(context)?,
-        None => return run::in_slice(context, &args.slice.amount, args.slice.time, args.command),
+        None => {
+            return run::in_slice(
+                context,
+                &args.slice.amount,
+                args.slice.memory_limit,
+                args.slice.time,
+                args.command,
+            );
+        }
     };
     let id = submit(&server, &args.slice, &args.name, HOLDER.map(str::to_owned).to_vec())?;
     let start = ExecStart { argv: args.command, window: exec_here::window(), to: None };
@@ -123,8 +133,10 @@ pub(crate) fn submit(
 ) -> Result<String, CliError> {
     let queue = submit::queue_id(server, args.queue.as_deref().unwrap_or("default"))?;
     let cwd = std::env::current_dir().map_err(|why| CliError::of(ErrorKind::Failed, why))?;
+    let gpu = args.amount.request()?;
     let request = TaskRequest {
-        gpu: args.amount.request()?,
+        gpu_memory_limit: args.memory_limit.limit(gpu.as_ref(), Isolation::Any)?,
+        gpu,
         cwd: Some(cwd.display().to_string()),
         time: args.time,
         secrets: args.secret.clone(),

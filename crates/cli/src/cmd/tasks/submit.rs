@@ -18,7 +18,7 @@ use crate::connect::Connection;
 use crate::containers::ImageArgs;
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{ComputeArgs, GpuAmount, values};
+use crate::shared_args::{ComputeArgs, GpuAmount, MemoryLimitArgs, values};
 
 /// The project of those who may submit anywhere.
 const DEFAULT: &str = "default";
@@ -31,6 +31,8 @@ pub(crate) struct SubmitArgs {
     queue: String,
     #[command(flatten)]
     amount: GpuAmount,
+    #[command(flatten)]
+    memory_limit: MemoryLimitArgs,
     /// What isolates the slice: any, mig or shared
     #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
     isolation: Isolation,
@@ -97,6 +99,7 @@ fn tag(text: &str) -> Result<String, String> {
 /// Prints the task's id, alone, on stdout.
 pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
     let gpu = args.amount.request()?;
+    let gpu_memory_limit = args.memory_limit.limit(gpu.as_ref(), args.isolation)?;
     let compute = args.compute.request();
     // The slice of a task that leaves it to its queue is not known yet.
     compute.check(gpu.as_ref().unwrap_or(&GpuRequest::Gpus(1))).map_err(as_kind(ErrorKind::Usage))?;
@@ -109,6 +112,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
     };
     let request = TaskRequest {
         gpu,
+        gpu_memory_limit,
         compute,
         isolation: args.isolation,
         cwd: cwd.map(|cwd| cwd.display().to_string()),

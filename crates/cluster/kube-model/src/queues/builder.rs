@@ -70,6 +70,11 @@ impl PodBuilder {
                 "it names the secret {name}, which pods do not get; name a Secret in the queue's template"
             ));
         }
+        if let Some(limit) = request.gpu_memory_limit {
+            return Err(format!(
+                "it has the limit {limit} of GPU memory above its request, which pods do not get"
+            ));
+        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         own_request::apply(&mut template, &request);

@@ -7,8 +7,8 @@ mod put_back;
 use std::collections::BTreeSet;
 
 use cantle_clearml::{WireError, queues, tasks};
-use cantle_model::{Lease, LeaseId, QueueId};
-use cantle_node::{Command, Locked, NodeError, mig, new_lease, own_holder};
+use cantle_model::{Bytes, Lease, LeaseId, QueueId};
+use cantle_node::{Command, Locked, NodeError, burst_of, mig, new_lease, own_holder};
 use cantle_runtime::RunningTask;
 use cantle_sched::Start;
 use tokio::time::Instant;
@@ -25,6 +25,13 @@ use crate::worker_id::child_worker;
 #[derive(Default)]
 pub(crate) struct Claims {
     tasks: Tasks<Pending>,
+}
+
+/// A start of the plan.
+pub(crate) struct Placement {
+    pub(crate) start: Start,
+    /// The most memory of its GPU that the task may have, if that is more than its request.
+    pub(crate) memory_limit: Option<Bytes>,
 }
 
 struct Pending {
@@ -68,7 +75,7 @@ impl Claims {
         &mut self,
         env: &Environment,
         locked: &Locked<'_>,
-        placements: Vec<Start>,
+        placements: Vec<Placement>,
         own: &mut OwnTasks,
     ) -> Result<Vec<LeaseId>, AgentError> {
         let mut reserved = Vec::new();
@@ -177,7 +184,7 @@ impl Pending {
 fn reserve(
     env: &Environment,
     locked: &Locked<'_>,
-    mut placement: Start,
+    Placement { start: mut placement, memory_limit }: Placement,
     taken_workers: &BTreeSet<String>,
 ) -> Result<LeasedTask, AgentError> {
     mig::name_given(env.driver.as_ref(), &mut placement.slices)?;
@@ -186,6 +193,7 @@ fn reserve(
     let (task, slices) = (placement.task, placement.slices);
     let lease = Lease {
         module_reserve_bytes: env.config.module_reserve_bytes,
+        burst: burst_of(memory_limit, &slices, &env.gpus),
         ..new_lease(task.clone(), String::new(), Some(placement.queue), slices.clone())
     };
     locked.put(&lease)?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_clearml::leases::ReportSlices;
 use cantle_clearml::{SuspendedView, WireError};
 use cantle_model::{Bytes, Lease, SuspensionStep};
+use cantle_node::clock::now_ms;
 use cantle_node::got;
 
 use super::Executor;
@@ -59,9 +60,26 @@ impl Executor {
 }
 
 impl Run {
+    /// Another task needs memory that is lent to it.
+    fn note_recall(&mut self, env: &Environment, lease: &Lease) {
+        let Some(burst) = &lease.burst else { return };
+        let until_ms = burst.recall.map(|recall| recall.until_ms);
+        if let Some(recall) = burst.recall
+            && self.recalled_until_ms != until_ms
+        {
+            let (keep, left_s) = (Bytes(recall.keep_bytes), (recall.until_ms - now_ms()).max(0) / 1000);
+            let line = format!(
+                "another task needs GPU memory: this one may keep {keep} and has {left_s} s to free the rest"
+            );
+            env.note_in_task_log("lend", self.entry(), &line);
+        }
+        self.recalled_until_ms = until_ms;
+    }
+
     /// Its slices are those of its lease; what has changed goes to the task's log.
     fn follow(&mut self, env: &Environment, lease: &Lease) {
         self.note_room(lease);
+        self.note_recall(env, lease);
         let step = lease.suspension.as_ref().map(|suspension| suspension.step);
         if step == Some(SuspensionStep::Failed) && !self.is_enforced() {
             let reason = lease.suspension.as_ref().and_then(|suspension| suspension.reason.clone());
@@ -76,13 +94,18 @@ impl Run {
             return;
         }
         self.changes = lease.changes;
+        // What is lent to a task is not counted.
+        let slices = lease.counted_slices();
+        if slices == self.entry().job.slices && lease.suspension.is_none() {
+            return;
+        }
         let line = match &lease.suspension {
             Some(suspension) => {
                 format!("suspended: {} of GPU memory are in host memory", Bytes(suspension.parked_bytes))
             }
             None => format!("it has now {}", got(&lease.slices, &env.gpus)),
         };
-        self.entry_mut().job.slices.clone_from(&lease.slices);
+        self.entry_mut().job.slices = slices;
         self.is_changed = true;
         env.note_in_task_log("suspend", self.entry(), &line);
         env.journal.note_node_changed();

@@ -32,6 +32,8 @@ pub(super) struct Run {
     unnoted: Option<FirstProcess>,
     /// The changes of its lease that it knows of.
     pub(super) changes: u32,
+    /// The end of the time of the recall that was reported last, in milliseconds since 1970.
+    pub(super) recalled_until_ms: Option<i64>,
     /// How far it has got with making room for another task.
     pub(super) room: MakingRoom,
     /// Its slices have changed, and the server has not confirmed that it knows.
@@ -67,6 +69,7 @@ impl Run {
             refusals: None,
             unnoted: None,
             changes: 0,
+            recalled_until_ms: None,
             room: MakingRoom::default(),
             is_changed: false,
         }

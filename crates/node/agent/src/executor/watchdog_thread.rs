@@ -4,14 +4,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use cantle_model::LeaseId;
-use cantle_node::{Finding, LOOK_INTERVAL, Watch, Watchdog};
+use cantle_node::{Finding, LOOK_INTERVAL, Watch, Watchdog, lend};
 use cantle_runtime::Stopper;
 use tokio::time::Instant;
 
 use super::{Update, UpdateSender};
 use crate::environment::Environment;
+
+/// How often free memory is lent.
+const LEND_EVERY: Duration = Duration::from_secs(1);
 
 type Watched = Mutex<BTreeMap<LeaseId, Stopper>>;
 
@@ -56,6 +60,7 @@ fn lock(watched: &Watched) -> MutexGuard<'_, BTreeMap<LeaseId, Stopper>> {
 
 fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
     let mut watchdog = Watchdog::default();
+    let mut lent_at: Option<Instant> = None;
     while let Some(alive) = watched.upgrade() {
         let began = Instant::now();
         let known = lock(&alive).clone();
@@ -67,6 +72,12 @@ fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
             let _ = sender.send((lease, Update::Found(finding)));
             if let Some(stopper) = stopper {
                 stopper.kill_now();
+            }
+        }
+        if lent_at.is_none_or(|at| at.elapsed() >= LEND_EVERY) {
+            lent_at = Some(began);
+            if let Err(error) = lend(env.driver.as_ref(), &env.node, &env.gpus) {
+                tracing::warn!(%error, "free GPU memory cannot be lent now");
             }
         }
         watchdog.news().into_iter().for_each(|what| env.note("gpu", None, None, what));

@@ -15,9 +15,10 @@ use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_clearml::{Listing, TaskRequest, WireError, cantle, tasks};
 use cantle_decide::{decide, describe_waiting, policy_under};
 use cantle_metrics::Fallback;
-use cantle_model::{Lease, LeaseId, TaskId, TimeLimit};
+use cantle_model::{Bytes, Lease, LeaseId, TaskId, TimeLimit};
+use cantle_node::capacity;
 use cantle_node::clock::now_ms;
-use cantle_node::{NodeError, capacity};
+use cantle_node::{Borrower, NodeError};
 use cantle_sched::{Plan, Queue, Reason, Wait, Waiting};
 use tokio::time::Instant;
 use tracing::field::Empty;
@@ -67,7 +68,12 @@ pub(crate) struct Planner {
     closed: BTreeMap<String, cantle::WaitReport>,
     /// Why each task waits, by task.
     waits: BTreeMap<String, cantle::WaitReport>,
+    /// The starts of the last plan that wait for lent memory.
+    lent: Lent,
 }
+
+/// The tasks that could start if others gave back what is lent to them, by task.
+pub(crate) type Lent = BTreeMap<String, Vec<Borrower>>;
 
 impl Planner {
     pub(crate) fn new(history: History) -> Self {
@@ -79,6 +85,7 @@ impl Planner {
             history,
             closed: BTreeMap::new(),
             waits: BTreeMap::new(),
+            lent: Lent::new(),
         }
     }
 
@@ -103,6 +110,7 @@ impl Planner {
             hours::close(env, &mut self.force, &mut backlog).await?
         };
         if is_empty(&backlog) && !has_returning {
+            self.lent.clear();
             self.set_waits(env, &Plan::default());
             return Ok(None);
         }
@@ -148,7 +156,13 @@ impl Planner {
         let here: BTreeSet<&str> = leases.iter().map(|lease| lease.task.0.as_str()).collect();
         self.closed.extend(not_ended(&inputs.backlog, &here));
         let queues = inputs.queues(env, &here);
-        let world = capacity::describe(env.driver.as_ref(), &env.node, &env.node_name, &env.gpus, &leases);
+        let world = capacity::describe(
+            env.driver.as_ref(),
+            &env.node,
+            &env.node_name,
+            (&env.gpus, capacity::Lent::Free),
+            &leases,
+        );
         let mut snapshot = world
             .queues(queues)
             .at_once(env.config.allocation_mode.at_once())
@@ -173,6 +187,24 @@ impl Planner {
         Ok((plan, returns))
     }
 
+    /// Starts of the last plan that wait for memory which is lent to others.
+    pub(crate) fn set_lent(&mut self, env: &Environment, lent: Lent) {
+        if lent.is_empty() && self.lent.is_empty() {
+            return;
+        }
+        self.waits.retain(|task, _| !self.lent.contains_key(task));
+        for (task, borrowers) in &lent {
+            let report = lent_report(task, borrowers);
+            let first = |borrowers: &[Borrower]| borrowers.first().map(|borrower| borrower.lease.clone());
+            if self.lent.get(task).is_none_or(|known| first(known) != first(borrowers)) {
+                env.note("wait", Some(task), None, report.reason.clone());
+            }
+            self.waits.insert(task.clone(), report);
+        }
+        self.lent = lent;
+        env.journal.note_node_changed();
+    }
+
     fn set_waits(&mut self, env: &Environment, plan: &Plan) {
         let reported = |wait: &Wait| cantle::WaitReport {
             task: wait.task.0.clone(),
@@ -182,6 +214,7 @@ impl Planner {
         let mut waits: BTreeMap<_, _> =
             plan.waits.iter().map(|wait| (wait.task.0.clone(), reported(wait))).collect();
         waits.extend(self.closed.clone());
+        waits.extend(self.lent.iter().map(|(task, of)| (task.clone(), lent_report(task, of))));
         if waits == self.waits {
             return;
         }
@@ -199,6 +232,11 @@ impl Planner {
 }
 
 impl PlanInputs {
+    /// The most memory of its GPU that a task may have, if that is more than its request.
+    pub(crate) fn memory_limit(&self, task: &TaskId) -> Option<Bytes> {
+        self.requests.get(&task.0)?.gpu_memory_limit
+    }
+
     /// The queues as the scheduler sees them, without the tasks that are here.
     fn queues(&self, env: &Environment, here: &BTreeSet<&str>) -> Vec<Queue> {
         let by_server: BTreeMap<&str, &WaitingTask> =
@@ -217,6 +255,14 @@ impl PlanInputs {
         };
         env.queues.iter().map(queue).collect()
     }
+}
+
+fn lent_report(task: &str, borrowers: &[Borrower]) -> cantle::WaitReport {
+    let reason = match borrowers.first() {
+        Some(borrower) => format!("waits for {borrower}"),
+        None => "waits for a task that is being suspended or resumed".to_owned(),
+    };
+    cantle::WaitReport { task: task.to_owned(), reason, remedy: None }
 }
 
 /// The requests of these tasks. The amount of GPU counts in `NAME=task` queues only; the kind of GPU, and CPU and

@@ -96,6 +96,16 @@ impl Returning {
 }
 
 impl Return {
+    /// The task.
+    pub(crate) fn task(&self) -> &TaskId {
+        &self.lease.task
+    }
+
+    /// The slices that it comes back to.
+    pub(crate) fn slices(&self) -> &[Slice] {
+        &self.slices
+    }
+
     /// Reserves its slices. `false`: not now.
     pub(crate) fn begin(self, env: &Environment, locked: &Locked<'_>) -> Result<bool, NodeError> {
         let mut helper = CheckpointHelper::default();

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
             memory if memory.ends_with('i') => GpuRequest::from_memory(memory).unwrap(),
             fraction => GpuRequest::from_fraction(fraction).unwrap(),
         },
+        memory_limit: None,
         isolation: cantle_model::Isolation::Any,
         compute: ComputeRequest::default(),
         command: Command { argv: vec!["sh".into(), "-c".into(), script.clone()], ..Command::default() },

@@ -29,15 +29,18 @@ use cantle_model::{Gpu, GpuUuid, Lease, LeaseId, Slice, Suspension, SuspensionSt
 use cantle_runtime::{Cgroup, end_now};
 use tokio::time::Instant;
 
+use crate::burst;
 use crate::clock::now_ms;
 use crate::launch::new_lease;
 use crate::members::Members;
 use crate::store::{Locked, NodeStore};
+use crate::watchdog::ALWAYS_TOLERATED_BYTES;
 use crate::{NodeError, gpu_uuid_bytes, renew_driver_limits};
 
 pub use error::SuspendError;
 pub use place::{budget, suspended, waits_again};
 pub use process::CheckpointHelper;
+pub(crate) use recovery::bring_back;
 pub use recovery::{Recovery, make_room};
 
 use process::Thawed;
@@ -73,7 +76,32 @@ enum Out {
 }
 
 /// The right to change tasks of this node; the kernel takes it from a dead program.
-struct Alone(#[expect(dead_code, reason = "held, not read")] File);
+pub(crate) struct Alone(#[expect(dead_code, reason = "held, not read")] File);
+
+impl Alone {
+    /// As soon as no other program has it.
+    fn on(node: &NodeStore) -> Result<Self> {
+        let file = Self::file(node)?;
+        file.lock().map_err(|error| NodeError::file(node.dir(), error))?;
+        Ok(Self(file))
+    }
+
+    /// At once, or not at all.
+    pub(crate) fn try_on(node: &NodeStore) -> Result<Option<Self>> {
+        let file = Self::file(node)?;
+        match file.try_lock().map_err(io::Error::from) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(NodeError::file(node.dir(), error)),
+        }
+    }
+
+    fn file(node: &NodeStore) -> Result<File> {
+        let path = node.dir().join("suspend.lock");
+        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        open.map_err(|error| NodeError::file(&path, error))
+    }
+}
 
 impl Suspender<'_> {
     /// Suspends a task. Returns its lease, which has no slices then.
@@ -176,25 +204,12 @@ impl Suspender<'_> {
         self.node.lease(id)?.ok_or_else(|| NodeError::LeaseGone(id.clone()))
     }
 
-    fn lock_file(&self) -> Result<File> {
-        let path = self.node.dir().join("suspend.lock");
-        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        open.map_err(|error| NodeError::file(&path, error))
-    }
-
     fn alone(&self) -> Result<Alone> {
-        let file = self.lock_file()?;
-        file.lock().map_err(|error| NodeError::file(self.node.dir(), error))?;
-        Ok(Alone(file))
+        Alone::on(self.node)
     }
 
     fn try_alone(&self) -> Result<Option<Alone>> {
-        let file = self.lock_file()?;
-        match file.try_lock().map_err(io::Error::from) {
-            Ok(()) => Ok(Some(Alone(file))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(NodeError::file(self.node.dir(), error)),
-        }
+        Alone::try_on(self.node)
     }
 
     /// Stops all processes of a task and brings their memory to the host. The lease keeps its slices.
@@ -368,25 +383,19 @@ impl Suspender<'_> {
     }
 
     fn reopen(&self, lease: &Lease) -> Result<()> {
-        Ok(Observer::open(&self.node.slice_dir(&lease.id))?.reopen()?)
+        let region = Observer::open(&self.node.slice_dir(&lease.id))?;
+        // What was lent to it is not lent any more.
+        for slice in lease.slices.iter().filter(|_| lease.burst.is_some()) {
+            let uuid =
+                gpu_uuid_bytes(slice.device()).ok_or_else(|| NodeError::BadUuid(slice.gpu.0.clone()))?;
+            region.set_limit(&uuid, slice.memory_limit_bytes)?;
+        }
+        burst::note(self.node, lease)?;
+        Ok(region.reopen()?)
     }
 
-    /// The processes of a task that have memory on its GPUs, by the driver's figures.
     fn holders(&self, lease: &Lease) -> Result<Vec<process::Holding>> {
-        let leases = self.node.leases()?;
-        let members = Members::of(self.node, &leases).and(&self.node.neighbors());
-        let mut found = Vec::new();
-        for slice in &lease.slices {
-            for listed in self.driver.processes(&slice.gpu)? {
-                if members.lease_of(listed.pid).as_ref() == Some(&lease.id)
-                    && let Some(process) = cantle_runtime::holder_of(listed.pid)
-                {
-                    let bytes = listed.used_bytes.unwrap_or(slice.memory_limit_bytes);
-                    found.push(process::Holding { process, bytes });
-                }
-            }
-        }
-        Ok(found)
+        holders(self.driver, self.node, lease)
     }
 
     /// A second lease that holds the room on the GPU to which a task moves. It ends with this process.
@@ -403,9 +412,15 @@ impl Suspender<'_> {
     fn book(&self, mut lease: Lease, needed: u64, out: Out) -> Result<Lease> {
         let locked = self.node.lock()?;
         place::check_room(&locked, &lease, needed, self.parked_memory)?;
+        let mut slices = lease.slices.clone();
+        if let Some(burst) = &mut lease.burst {
+            // It comes back with what it uses: no more is lent to it then.
+            slices.iter_mut().for_each(|slice| slice.memory_limit_bytes = burst.needed_bytes(needed));
+            burst.recall = None;
+        }
         lease.suspension = Some(Suspension {
             step: SuspensionStep::Suspending,
-            slices: lease.slices.clone(),
+            slices,
             parked_bytes: needed,
             since_ms: now_ms(),
             locks_until_ms: 0,
@@ -416,6 +431,39 @@ impl Suspender<'_> {
         locked.put(&lease)?;
         Ok(lease)
     }
+}
+
+/// The processes of a task that have memory on its GPUs, by the driver's figures.
+fn holders(driver: &dyn Driver, node: &NodeStore, lease: &Lease) -> Result<Vec<process::Holding>> {
+    let leases = node.leases()?;
+    let members = Members::of(node, &leases).and(&node.neighbors());
+    let mut found = Vec::new();
+    for slice in &lease.slices {
+        for listed in driver.processes(&slice.gpu)? {
+            if members.lease_of(listed.pid).as_ref() == Some(&lease.id)
+                && let Some(process) = cantle_runtime::holder_of(listed.pid)
+            {
+                let bytes = listed.used_bytes.unwrap_or(slice.memory_limit_bytes);
+                found.push(process::Holding { process, bytes });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The use of the only slice of a task by the filter's count, or by the driver's figures if these are higher by more than what is always
+/// tolerated, in bytes.
+pub(crate) fn in_use_bytes(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    lease: &Lease,
+    region: &Observer,
+) -> Result<u64> {
+    let uuid = lease.slices.first().and_then(|slice| gpu_uuid_bytes(slice.device()));
+    let counted =
+        region.snapshot()?.gpus.iter().find(|gpu| Some(gpu.uuid) == uuid).map_or(0, |gpu| gpu.used_bytes());
+    let driver: u64 = holders(driver, node, lease)?.iter().map(|held| held.bytes).sum();
+    Ok(counted.max(driver.saturating_sub(ALWAYS_TOLERATED_BYTES)))
 }
 
 /// Reserves slices for a task that comes back.

@@ -10,9 +10,10 @@ use cantle_runtime::files;
 use cantle_sched::{Policy, Waiting};
 
 use super::{Result, SuspendError, Suspender};
+use crate::NodeError;
+use crate::capacity::{self, Lent};
 use crate::clock::now_ms;
 use crate::store::{Locked, NodeStore};
-use crate::{NodeError, capacity};
 
 /// The file with the budget that the node's agent was given.
 const BUDGET: &str = "parked-memory";
@@ -164,7 +165,7 @@ impl Suspender<'_> {
         waiting.task = TaskId(format!("{}-resumed", lease.task));
         let spec = QueueSpec { name: "resume".to_owned(), want: QueueWant::Task };
         let leases = locked.sweep()?;
-        let world = capacity::describe(self.driver, locked.node(), "here", gpus, &leases);
+        let world = capacity::describe(self.driver, locked.node(), "here", (gpus, Lent::Taken), &leases);
         let world = world.queue(spec, vec![waiting]).build();
         let decided = cantle_decide::decide(&world, &Policy::default(), now).map_err(NodeError::from)?;
         if let Some(wait) = decided.waits.into_iter().next() {

@@ -55,6 +55,14 @@ pub fn make_room(installation: &Installation, node: &NodeStore, id: &LeaseId) ->
     })
 }
 
+/// Brings a task back that was suspended for another one, if there is room for it now.
+///
+/// # Errors
+/// As [`Suspender::resume`].
+pub(crate) fn bring_back(installation: &Installation, node: &NodeStore, id: &LeaseId) -> Result<()> {
+    with_suspender(installation, node, |suspender| suspender.resume(id, None).map(drop))
+}
+
 fn with_suspender(
     installation: &Installation,
     node: &NodeStore,

@@ -4,10 +4,9 @@ use cantle_ledger::host::Observer;
 use cantle_model::{Bytes, GpuRequest, Lease, LeaseId, Milli, Slice};
 
 use super::refuse::only_slice;
-use super::{Result, SuspendError, Suspender};
+use super::{Result, SuspendError, Suspender, in_use_bytes};
 use crate::capacity;
 use crate::store::Locked;
-use crate::watchdog::ALWAYS_TOLERATED_BYTES;
 use crate::{NodeError, gpu_uuid_bytes, renew_driver_limits};
 
 impl Suspender<'_> {
@@ -33,7 +32,7 @@ impl Suspender<'_> {
         } else {
             // First nothing more can be reserved, and then it is certain what is in use.
             region.set_limit(&uuid, wanted.memory_limit_bytes)?;
-            if let Err(error) = self.refuse_below_use(&lease, &region, &slice, &wanted) {
+            if let Err(error) = self.refuse_below_use(&lease, &region, &wanted) {
                 region.set_limit(&uuid, slice.memory_limit_bytes)?;
                 return Err(error);
             }
@@ -66,6 +65,11 @@ impl Suspender<'_> {
             });
         }
         let slice = only_slice(lease, "resized")?;
+        if lease.burst.is_some() {
+            return refused(
+                "it has a limit of GPU memory above its request, and its size follows from what is free",
+            );
+        }
         if slice.milli == Milli::ONE {
             return refused("it has a whole GPU");
         }
@@ -117,23 +121,9 @@ impl Suspender<'_> {
         Ok(())
     }
 
-    /// The task's use by the filter's count, and by the driver's figures, less the memory that is always tolerated.
-    fn refuse_below_use(
-        &self,
-        lease: &Lease,
-        region: &Observer,
-        slice: &Slice,
-        wanted: &Slice,
-    ) -> Result<()> {
-        let uuid = gpu_uuid_bytes(slice.device());
-        let counted = region
-            .snapshot()?
-            .gpus
-            .iter()
-            .find(|gpu| Some(gpu.uuid) == uuid)
-            .map_or(0, |gpu| gpu.used_bytes());
-        let driver: u64 = self.holders(lease)?.iter().map(|held| held.bytes).sum();
-        let used = counted.max(driver.saturating_sub(ALWAYS_TOLERATED_BYTES));
+    /// Refuses a slice that is smaller than what its task uses.
+    fn refuse_below_use(&self, lease: &Lease, region: &Observer, wanted: &Slice) -> Result<()> {
+        let used = in_use_bytes(self.driver, self.node, lease, region)?;
         if used <= wanted.memory_limit_bytes {
             return Ok(());
         }

@@ -204,6 +204,7 @@ mod tests {
             user: None,
             confinement: Confinement {
                 gate: false,
+                burst: false,
                 shim_dir: "/shim".into(),
                 slice_dir: "/slice".into(),
                 libraries: DriverLibraries {

@@ -102,6 +102,7 @@ impl Bench {
             user: None,
             confinement: Confinement {
                 gate: false,
+                burst: false,
                 shim_dir: self.path("shim"),
                 slice_dir: self.path("slice"),
                 libraries: DriverLibraries {

@@ -178,6 +178,7 @@ const fn event_kind(cause: Cause) -> &'static str {
         Cause::Reclaim => "reclaim",
         Cause::Preempt => "preempt",
         Cause::Consolidate => "move",
+        Cause::Lent => "preempt",
     }
 }
 
@@ -203,6 +204,9 @@ async fn reason(
         }
         Cause::Preempt => {
             format!("preempted by task {name} ({id}) of higher priority in project {claimant_project}")
+        }
+        Cause::Lent => {
+            format!("task {name} ({id}) needs GPU memory that it uses beyond its request")
         }
         Cause::Consolidate => format!("moves to another place, so that task {name} ({id}) fits"),
     })

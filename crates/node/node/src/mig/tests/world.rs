@@ -12,10 +12,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::mortal::Mortal;
+use crate::capacity::{self, Lent};
 use crate::clock::now_ms;
 use crate::launch::new_lease;
 use crate::mig::{Adopt, Journal, Stages, make_instances, sweep};
-use crate::{NodeError, NodeStore, capacity};
+use crate::{NodeError, NodeStore};
 
 /// A process that has ended.
 const NOBODY: Holder = Holder { pid: u32::MAX, start_ticks: 0 };
@@ -169,7 +170,7 @@ impl World {
         let spec = QueueSpec { name: "q".to_owned(), want: QueueWant::Task };
         let locked = self.node.lock()?;
         let leases = locked.sweep()?;
-        let world = capacity::describe(&self.driver, &self.node, "here", &self.gpus, &leases);
+        let world = capacity::describe(&self.driver, &self.node, "here", (&self.gpus, Lent::Taken), &leases);
         let decided =
             cantle_decide::decide(&world.queue(spec, vec![task]).build(), &Policy::default(), now_ms())?;
         let Some(start) = decided.starts.into_iter().next() else { return Ok(Arrival::NoPlace) };

@@ -300,25 +300,37 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
     Ok(ProjectViews { projects: seen.map(view).collect() })
 }
 
-async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
-    let quotas = ProjectQuotas::read(&call).await?;
-    let projects = quotas.views();
+/// The tasks that wait for the limits of their users or for budgets, in order.
+async fn held_back(call: &Call, quotas: &ProjectQuotas, queues: &[String]) -> Result<Vec<String>, ApiError> {
     let limited = call.people.register().limits_gpus();
     let held_back = if limited { call.store.held_back().await? } else { Vec::new() };
     let mut held_back: Vec<String> = held_back.into_iter().map(|waits| waits.task).collect();
     if !quotas.budgets.is_empty() {
-        let waiting = call.store.waiting_projects(&request.queues).await?;
+        let waiting = call.store.waiting_projects(queues).await?;
         let kept = waiting.into_iter().filter(|(_, project)| quotas.kept_back(project.as_ref()).is_some());
         held_back.extend(kept.map(|(task, _)| task));
         held_back.sort_unstable();
         held_back.dedup();
     }
-    if projects.is_empty() {
-        return Ok(Fleet { held_back, ..Fleet::default() });
-    }
+    Ok(held_back)
+}
+
+async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
+    let quotas = ProjectQuotas::read(&call).await?;
+    let projects = quotas.views();
+    let held_back = held_back(&call, &quotas, &request.queues).await?;
     // Before the tasks: an eviction in between makes decisions from this answer out of date, as it should.
     let evictions = call.store.last_eviction().await?;
+    if projects.is_empty() && evictions == 0 {
+        return Ok(Fleet { held_back, ..Fleet::default() });
+    }
     let fleet = call.store.fleet(&request.node, &request.queues, quotas.any_by_pool()).await?;
+    if projects.is_empty() {
+        // Without quotas, a task makes room only for memory that was lent to it.
+        let evicted = fleet.here.iter().filter(|task| task.evicted.is_some());
+        let held = evicted.map(|task| held_task(task, &quotas, &Preempts::default())).collect();
+        return Ok(Fleet { held, evictions, held_back, ..Fleet::default() });
+    }
     let named: BTreeSet<&str> = quotas.own().flat_map(|(_, quota)| quota.named_pools()).collect();
     let pools = if named.is_empty() { Vec::new() } else { call.store.pools().await? };
     let pools = pools.into_iter().filter(|pool| named.contains(pool.name.as_str())).collect();
@@ -370,7 +382,10 @@ fn held_task(task: &TaskRow, quotas: &ProjectQuotas, preempts: &Preempts) -> Hel
         cause: evicted.cause,
         reason: evicted.reason.clone(),
         for_task: Some(evicted.for_task.clone()),
-        preempt: preempts.of(task, quotas),
+        preempt: match evicted.cause {
+            Cause::Lent => Preempt::SuspendOrRequeue,
+            _ => preempts.of(task, quotas),
+        },
     });
     HeldTask {
         task: task.index.id.clone(),
@@ -415,7 +430,9 @@ async fn evict(call: Call, request: Evict) -> Result<Empty, ApiError> {
     let (preempts, quotas) = (Preempts::read(&call).await?, ProjectQuotas::read(&call).await?);
     let mut all = Vec::with_capacity(victims.len());
     for Victim { task, lease, for_task, cause } in victims {
-        let suspends = can_suspend && preempts.of(&call.app.store.task(&task).await?, &quotas).suspends();
+        // Memory that was lent comes back without an end of the task, where the driver can do that.
+        let suspends = can_suspend
+            && (cause == Cause::Lent || preempts.of(&call.app.store.task(&task).await?, &quotas).suspends());
         all.push(cantle_store::VictimTask { task, lease, for_task, cause, suspends });
     }
     let change = call.change(true, None, Some(StopRequest::Evict.to_string()));

@@ -1,0 +1,111 @@
+//! The memory that is lent to the task of a `cantle run` beyond its request.
+
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::time::Duration;
+
+use cantle_driver::{Driver, Installation};
+use cantle_model::{Bytes, Gpu, Lease, LeaseId, Recall};
+use tokio::time::Instant;
+
+use crate::burst::lend;
+use crate::clock::now_ms;
+use crate::store::NodeStore;
+use crate::suspend::{bring_back, make_room};
+
+/// How often free memory is lent, and a suspended task tries to come back.
+const LEND_EVERY: Duration = Duration::from_secs(1);
+
+/// Lends memory to the task, and takes it back from it.
+pub(super) struct Loan {
+    lease: LeaseId,
+    /// The task may have more than its request, and is not being ended.
+    may_borrow: bool,
+    installation: Installation,
+    lent_at: Option<Instant>,
+    /// The recall that was reported last.
+    reported: Option<Recall>,
+    /// A suspension or a return that is on its way.
+    work: Option<Receiver<Result<(), String>>>,
+}
+
+impl Loan {
+    pub(super) fn of(lease: &Lease, installation: &Installation) -> Self {
+        Self {
+            lease: lease.id.clone(),
+            may_borrow: lease.burst.is_some(),
+            installation: installation.clone(),
+            lent_at: None,
+            reported: None,
+            work: None,
+        }
+    }
+
+    /// Lends what is free, and gives back what is recalled. Returns why the task has to end: it uses what it has to give back, and
+    /// cannot be suspended.
+    pub(super) fn look(
+        &mut self,
+        (driver, node, gpus): (&dyn Driver, &NodeStore, &[Gpu]),
+        leases: &[Lease],
+        notify: &dyn Fn(&str),
+    ) -> Option<String> {
+        if !self.may_borrow {
+            return None;
+        }
+        let is_due = self.lent_at.is_none_or(|at| at.elapsed() >= LEND_EVERY);
+        if is_due {
+            self.lent_at = Some(Instant::now());
+            if let Err(error) = lend(driver, node, gpus) {
+                tracing::warn!(%error, "free GPU memory cannot be lent now");
+            }
+        }
+        let lease = leases.iter().find(|lease| lease.id == self.lease)?;
+        if let Some(work) = &self.work {
+            match work.try_recv() {
+                Err(TryRecvError::Empty) => return None,
+                Ok(Err(why)) if lease.suspension.is_none() => {
+                    self.may_borrow = false;
+                    return Some(format!(
+                        "it did not give GPU memory back, and it cannot be suspended: {why}"
+                    ));
+                }
+                // A task without room tries again.
+                Ok(_) | Err(TryRecvError::Disconnected) => self.work = None,
+            }
+        }
+        let recall = lease.burst.as_ref().and_then(|burst| burst.recall);
+        self.report(recall, notify);
+        let (installation, node, id) = (self.installation.clone(), node.clone(), self.lease.clone());
+        let is_out = lease.suspension.as_ref().is_some_and(|out| out.is_suspended() && out.yields);
+        if recall.is_some_and(|recall| recall.is_overdue(now_ms())) {
+            notify("it is suspended until there is room for the GPU memory that it uses");
+            self.begin(move || make_room(&installation, &node, &id));
+        } else if is_out && is_due {
+            self.begin(move || bring_back(&installation, &node, &id));
+        }
+        None
+    }
+
+    fn report(&mut self, recall: Option<Recall>, notify: &dyn Fn(&str)) {
+        let until = |recall: Option<Recall>| recall.map(|recall| recall.until_ms);
+        if let Some(recall) = recall
+            && until(self.reported) != Some(recall.until_ms)
+        {
+            let left_s = (recall.until_ms - now_ms()).max(0) / 1000;
+            notify(&format!(
+                "another task needs GPU memory: this one may keep {} and has {left_s} s to free the rest",
+                Bytes(recall.keep_bytes)
+            ));
+        }
+        self.reported = recall;
+    }
+
+    /// In a thread of its own: the driver may take its time.
+    fn begin(&mut self, work: impl FnOnce() -> Result<(), crate::NodeError> + Send + 'static) {
+        let (sender, receiver) = mpsc::channel();
+        self.work = Some(receiver);
+        std::thread::spawn(move || {
+            // Nobody listens if the task has ended.
+            let _ = sender.send(work().map_err(|error| error.to_string()));
+        });
+    }
+}
