@@ -16,8 +16,7 @@ use cantle_sched::{
 };
 
 fn table(gpu: &str) -> Arc<Table> {
-    let file: serde_json::Value =
-        serde_json::from_str(include_str!("../../mig/tests/profiles.json")).unwrap();
+    let file: serde_json::Value = serde_json::from_str(include_str!("../../mig/data/profiles.json")).unwrap();
     let tables: BTreeMap<String, Table> = serde_json::from_value(file["gpus"].clone()).unwrap();
     Arc::new(tables[gpu].clone())
 }

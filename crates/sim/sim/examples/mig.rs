@@ -26,8 +26,7 @@ const GPUS: u32 = 8;
 const PROMISED: Duration = Duration::from_micros(100);
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let file: serde_json::Value =
-        serde_json::from_str(include_str!("../../../core/mig/tests/profiles.json"))?;
+    let file: serde_json::Value = serde_json::from_str(include_str!("../../../core/mig/data/profiles.json"))?;
     let tables: BTreeMap<String, Table> = serde_json::from_value(file["gpus"].clone())?;
     println!("a MIG decision on {GPUS} busy GPUs, {ARRIVALS} arrivals of all profiles alike");
     println!("{:36} place: p50      p99   whole plan: p50      p99", "");

@@ -18,10 +18,12 @@ mod fill;
 mod make_room;
 pub mod openb;
 mod parse;
+mod parse_node;
 pub mod picture;
 mod policy;
 mod random;
 mod run;
+mod run_there;
 mod scenario;
 
 pub use come_and_go::{ComeAndGo, Waits};
@@ -30,7 +32,9 @@ pub use make_room::{MadeRoom, make_room};
 pub use parse::parse;
 pub use policy::ReplayPolicy;
 pub use run::run_scenario;
-pub use scenario::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode};
+pub use scenario::{
+    Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode, ScenarioPlace,
+};
 
 /// Why a scenario cannot be run, or did not go as expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +54,18 @@ pub enum SimError {
         at: String,
         /// All violations.
         violations: String,
+    },
+    /// A task that is said to run at a place has no room there.
+    #[error("at {at}: {task} cannot run on {node}: {reason}")]
+    NoRoom {
+        /// Time in the scenario.
+        at: String,
+        /// The task.
+        task: String,
+        /// The node.
+        node: String,
+        /// Why.
+        reason: String,
     },
     /// The scheduler changes its mind though nothing happened.
     #[error("at {at}: planning again with no event changes the outcome")]

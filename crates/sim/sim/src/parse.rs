@@ -1,10 +1,10 @@
 //! The text format of scenarios. One statement a line; `#` starts a comment.
 
-use cantle_decide::Offer;
-use cantle_model::{Bytes, ComputeMode, ComputeRequest, Gpu, GpuRequest, GpuUuid, Milli, QueueSpec, TaskId};
-use cantle_sched::{Gang, Host, Order, Placement, Project, Queue, Waiting};
+use cantle_model::{Bytes, ComputeMode, ComputeRequest, GpuRequest, Milli, QueueSpec, TaskId};
+use cantle_sched::{Gang, Order, Placement, Project, Queue, Waiting};
 
-use crate::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode, SimError};
+use crate::parse_node::{host_option, node};
+use crate::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioPlace, SimError};
 
 /// Reads a scenario.
 ///
@@ -49,48 +49,8 @@ fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(),
     Ok(())
 }
 
-/// `node NAME 2xA100-40GB,1xT4-16GB [cpu=64] [memory=256Gi]`, or `node NAME none` for a host without GPUs.
-fn node(name: &str, gpus: &str, options: &[&str]) -> Result<ScenarioNode, String> {
-    let mut offers = Vec::new();
-    for part in gpus.split(',').filter(|part| *part != "none") {
-        let (count, model) = part.split_once('x').unwrap_or(("1", part));
-        let count: u32 = count.parse().map_err(|_| format!("\"{part}\": write COUNTxMODEL-<n>GB"))?;
-        let memory = model.rsplit_once('-').and_then(|(_, memory)| memory.strip_suffix("GB"));
-        let gib: u64 = memory
-            .and_then(|memory| memory.parse().ok())
-            .ok_or_else(|| format!("\"{model}\": a GPU model ends in its memory, for example A100-40GB"))?;
-        for _ in 0..count {
-            let index = u32::try_from(offers.len()).unwrap_or(u32::MAX);
-            let uuid = GpuUuid(format!("GPU-{name}-{index}"));
-            let (model, memory_bytes) = (model.to_owned(), gib << 30);
-            offers.push(Offer::new(Gpu { uuid, index, model, memory_bytes, mig: false }));
-        }
-    }
-    let mut node = ScenarioNode { name: name.to_owned(), gpus: offers, host: None };
-    let mut host = Host { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
-    for option in options {
-        host_option(&mut host, option)?;
-        node.host = Some(host);
-    }
-    Ok(node)
-}
-
-fn host_option(host: &mut Host, option: &str) -> Result<(), String> {
-    match option.split_once('=') {
-        Some(("cpu", cores)) => {
-            let cores: u64 = cores.parse().map_err(|_| format!("\"{option}\": write cpu=CORES"))?;
-            host.cpu_milli = cores * 1000;
-        }
-        Some(("memory", memory)) => {
-            host.memory_bytes = memory.parse::<Bytes>().map_err(|error| error.to_string())?.0;
-        }
-        _ => return Err(format!("\"{option}\" is not an option here: cpu=CORES, memory=AMOUNT")),
-    }
-    Ok(())
-}
-
-/// `project NAME [quota=GPUS] [limit=GPUS] [weight=N] [priority=N] [parent=NAME] [cpu=CORES] [memory=AMOUNT]
-/// [used=PERCENT] [min-run=S]`; `cpu` and `memory` are quotas.
+/// `project NAME [quota=GPUS] [limit=GPUS] [weight=N] [priority=N] [parent=NAME] [cpu=CORES] [cpu-limit=CORES] [memory=AMOUNT]
+/// [memory-limit=AMOUNT] [used=PERCENT] [min-run=S]`; `cpu` and `memory` are quotas.
 fn project(name: &str, options: &[&str]) -> Result<Project, String> {
     let mut project = Project::new(name, 0);
     for option in options {
@@ -98,15 +58,15 @@ fn project(name: &str, options: &[&str]) -> Result<Project, String> {
         let number = || value.parse::<u32>().map_err(|_| format!("\"{option}\": not a whole number"));
         let milli =
             || value.parse::<Milli>().map(|milli| u64::from(milli.0)).map_err(|error| error.to_string());
+        let bytes = || value.parse::<Bytes>().map(|bytes| bytes.0).map_err(|error| error.to_string());
         match key {
             "quota" => project.quotas[0].deserved = if value == "all" { None } else { Some(milli()?) },
             "limit" => project.quotas[0].limit = Some(milli()?),
             "weight" => project.quotas[0].weight = number()?,
-            "cpu" => project.quotas[1].deserved = Some(u64::from(number()?) * 1000),
-            "memory" => {
-                let bytes = value.parse::<Bytes>().map_err(|error| error.to_string())?;
-                project.quotas[2].deserved = Some(bytes.0);
-            }
+            "cpu" => project.quotas[1].deserved = Some(milli()?),
+            "cpu-limit" => project.quotas[1].limit = Some(milli()?),
+            "memory" => project.quotas[2].deserved = Some(bytes()?),
+            "memory-limit" => project.quotas[2].limit = Some(bytes()?),
             "priority" => {
                 project.priority = value.parse().map_err(|_| format!("\"{option}\": not a number"))?
             }
@@ -172,8 +132,9 @@ fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<Scenar
     }
 }
 
-/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [compute=F] [devices=N] [model=NAME] [cpu=CORES] [memory=AMOUNT] [project=NAME]
-/// [priority=N] [preemptible=no] [gang=NAME [gang-size=N]] [runs=S] [max=S] [count=N]`; a gang has `count` tasks if its size is not given.
+/// `submit TASK QUEUE [on=NODE[:GPU,…]] [gpu=F|gpus=N|gpu-memory=M|mig=PROFILE] [compute=F] [devices=N] [model=NAME] [cpu=CORES] [memory=AMOUNT] [project=NAME]
+/// [priority=N] [preemptible=no] [gang=NAME [gang-size=N]] [runs=S] [max=S] [count=N]`; a gang has `count` tasks if its size is not given. With `on`, the
+/// tasks run there from then on, whatever the scheduler would have decided.
 fn submit(
     scenario: &Scenario,
     at_ms: i64,
@@ -184,7 +145,7 @@ fn submit(
     let position = scenario.queues.iter().position(|known| known.spec.name == queue);
     let queue = position.ok_or_else(|| format!("there is no queue {queue}; write: queue {queue}=SPEC"))?;
     let mut waiting = Waiting::new(TaskId::from(task), at_ms);
-    let (mut runs_ms, mut count, mut gang_size) = (None, None, None);
+    let (mut runs_ms, mut count, mut gang_size, mut on) = (None, None, None, None);
     for option in options {
         let (key, value) = option.split_once('=').ok_or_else(|| format!("\"{option}\": write KEY=VALUE"))?;
         let number = || value.parse::<u32>().map_err(|_| format!("\"{option}\": not a whole number"));
@@ -192,6 +153,8 @@ fn submit(
             "gpu" => waiting.request = Some(request(GpuRequest::from_fraction(value))?),
             "gpus" => waiting.request = Some(request(GpuRequest::from_gpus(value))?),
             "gpu-memory" => waiting.request = Some(request(GpuRequest::from_memory(value))?),
+            "mig" => waiting.request = Some(GpuRequest::MigProfile(value.to_owned())),
+            "on" => on = Some(place(scenario, value)?),
             "compute" => {
                 let part = ComputeRequest::part("compute", value).map_err(|error| error.to_string())?;
                 waiting.compute =
@@ -219,7 +182,7 @@ fn submit(
     let named = |name: String| {
         let mut task = waiting.clone();
         task.task = TaskId(name);
-        ScenarioAction::Submit { queue, task: Box::new(task), runs_ms }
+        ScenarioAction::Submit { queue, task: Box::new(task), runs_ms, on: on.clone() }
     };
     Ok(match count {
         None => vec![named(task.to_owned())],
@@ -229,6 +192,17 @@ fn submit(
 
 fn request(parsed: Result<GpuRequest, cantle_model::RequestError>) -> Result<GpuRequest, String> {
     parsed.map_err(|error| error.to_string())
+}
+
+/// `NODE` or `NODE:INDEX,INDEX`.
+fn place(scenario: &Scenario, text: &str) -> Result<ScenarioPlace, String> {
+    let (name, gpus) = text.split_once(':').unwrap_or((text, ""));
+    let node = scenario.nodes.iter().position(|node| node.name == name);
+    let node =
+        node.ok_or_else(|| format!("\"{text}\": there is no node {name}; write NODE or NODE:INDEX,…"))?;
+    let gpus = gpus.split(',').filter(|index| !index.is_empty());
+    let gpus = gpus.map(|index| gpu_at(scenario, &format!("{name}:{index}")).map(|(_, gpu)| gpu));
+    Ok(ScenarioPlace { node, gpus: gpus.collect::<Result<_, _>>()? })
 }
 
 /// `NODE:INDEX`.
@@ -278,6 +252,19 @@ mod tests {
             (
                 "node a 1xT4-16GB\nat 0 lose a:1",
                 "line 2: \"a:1\" is not a GPU of this scenario; write NODE:INDEX",
+            ),
+            (
+                "node a 1xT4-16GB mig",
+                "line 1: \"T4-16GB\": no MIG profiles of it are known; known are A100-40GB, A100-80GB, \
+                 A30-24GB, B200-180GB, GB200-186GB, GH200-144GB-HBM3e, GH200-96GB (H100-96), \
+                 H100-80GB-SXM5/HBM3, H100-94GB-NVL/SXM5-94, H200-141GB (SXM5 0x2335, NVL 0x233B), \
+                 RTX-PRO-6000-Blackwell-96GB",
+            ),
+            ("node a 1xA100-40GB mig=1g", "line 1: \"1g\": A100-40GB has no such MIG profile"),
+            ("node a 1xA100-40GB mig=3x3g.20gb", "line 1: \"3x3g.20gb\" has no place on one A100-40GB"),
+            (
+                "queue q=1\nat 0 submit t q on=b:0",
+                "line 2: \"b:0\": there is no node b; write NODE or NODE:INDEX,…",
             ),
             ("queue q=1\nat 0 submit t q color=red", "line 2: \"color\" is not an option of submit"),
         ] {

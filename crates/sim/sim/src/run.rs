@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 
 use cantle_decide::SnapshotBuilder;
 use cantle_model::{LeaseId, Slice, TaskId};
-use cantle_sched::{Cause, Plan, Running, Snapshot, Waiting};
+use cantle_sched::{Cause, Plan, Running, Snapshot, Start, Waiting};
 
+use crate::run_there::start_there;
 use crate::{Expectation, Expected, Scenario, ScenarioAction, SimError, parse};
 
 /// Rounds at one time at most; a scheduler that needs more goes in circles.
@@ -87,7 +88,7 @@ impl<'a> World<'a> {
         // They are in order of time.
         let first = scenario.events.partition_point(|event| event.at_ms < now_ms);
         for event in scenario.events[first..].iter().take_while(|event| event.at_ms == now_ms) {
-            self.happen(now_ms, &event.action);
+            self.happen(now_ms, &event.action)?;
         }
         self.settle(now_ms)?;
         for expectation in scenario.expectations.iter().filter(|expectation| expectation.at_ms == now_ms) {
@@ -123,11 +124,17 @@ impl<'a> World<'a> {
         cantle_decide::decide(&self.state, &self.scenario.policy, now_ms).map_err(broken)
     }
 
-    fn happen(&mut self, now_ms: i64, action: &ScenarioAction) {
+    fn happen(&mut self, now_ms: i64, action: &ScenarioAction) -> Result<(), SimError> {
         match action {
-            ScenarioAction::Submit { queue, task, runs_ms } => {
+            ScenarioAction::Submit { queue, task, runs_ms, on } => {
                 self.runs_ms.insert(task.task.0.clone(), *runs_ms);
-                self.state.queues[*queue].waiting.push((**task).clone());
+                match on {
+                    None => self.state.queues[*queue].waiting.push((**task).clone()),
+                    Some(place) => {
+                        let start = start_there(&self.state, *queue, task, place, now_ms)?;
+                        self.start(now_ms, &start, (**task).clone());
+                    }
+                }
             }
             ScenarioAction::End(task) => self.end(now_ms, task),
             ScenarioAction::Foreign { node, gpu, bytes } => {
@@ -137,6 +144,7 @@ impl<'a> World<'a> {
                 self.state.nodes[*node].gpus[*gpu].usable = *usable
             }
         }
+        Ok(())
     }
 
     fn end(&mut self, now_ms: i64, task: &str) {
@@ -154,17 +162,8 @@ impl<'a> World<'a> {
     fn carry_out(&mut self, now_ms: i64, plan: &Plan) {
         let mut taken = self.take_from_queues(plan);
         for start in &plan.starts {
-            let place = place(&self.state, &start.node, &start.slices);
-            self.say(now_ms, format_args!("start {} on {place}", start.task));
-            self.started += 1;
-            self.reasons.remove(&start.task);
-            let lease = LeaseId(format!("lease-{}", start.task));
             if let Some(waiting) = taken.remove(&start.task) {
-                self.state.running.push(Running::of_start(start, &waiting, lease, now_ms));
-                self.tasks.insert(start.task.clone(), waiting);
-            }
-            if let Some(Some(run_ms)) = self.runs_ms.get(&start.task.0) {
-                self.ends.insert((now_ms + run_ms, start.task.0.clone()));
+                self.start(now_ms, start, waiting);
             }
         }
         for eviction in &plan.evictions {
@@ -190,6 +189,19 @@ impl<'a> World<'a> {
                 self.say(now_ms, format_args!("wait  {}: {reason}", wait.task));
                 self.reasons.insert(wait.task.clone(), reason);
             }
+        }
+    }
+
+    fn start(&mut self, now_ms: i64, start: &Start, waiting: Waiting) {
+        let place = place(&self.state, &start.node, &start.slices);
+        self.say(now_ms, format_args!("start {} on {place}", start.task));
+        self.started += 1;
+        self.reasons.remove(&start.task);
+        let lease = LeaseId(format!("lease-{}", start.task));
+        self.state.running.push(Running::of_start(start, &waiting, lease, now_ms));
+        self.tasks.insert(start.task.clone(), waiting);
+        if let Some(Some(run_ms)) = self.runs_ms.get(&start.task.0) {
+            self.ends.insert((now_ms + run_ms, start.task.0.clone()));
         }
     }
 
@@ -287,7 +299,7 @@ fn place(state: &Snapshot, node: &str, slices: &[Slice]) -> String {
     format!("{node}:{}", indices.join(","))
 }
 
-fn seconds(at_ms: i64) -> String {
+pub(crate) fn seconds(at_ms: i64) -> String {
     let milli = u32::try_from(at_ms).unwrap_or(u32::MAX);
     cantle_model::Milli(milli).to_string()
 }

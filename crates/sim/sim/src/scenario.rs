@@ -42,6 +42,8 @@ pub enum ScenarioAction {
         task: Box<Waiting>,
         /// The real run time, in milliseconds; `None` until an `end` event.
         runs_ms: Option<i64>,
+        /// Where it runs from now on; the scheduler decides if `None`.
+        on: Option<ScenarioPlace>,
     },
     /// A running task ends, or a waiting one is withdrawn.
     End(String),
@@ -63,6 +65,15 @@ pub enum ScenarioAction {
         /// May it?
         usable: bool,
     },
+}
+
+/// A node, and which of its GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScenarioPlace {
+    /// Position of the node.
+    pub node: usize,
+    /// Positions of the GPUs; any if empty.
+    pub gpus: Vec<usize>,
 }
 
 /// An expectation after all events of a time have been handled.

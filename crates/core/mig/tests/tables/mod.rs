@@ -1,4 +1,4 @@
-//! Profile tables of real GPUs, for tests; `profiles.json` says where they come from.
+//! Profile tables of real GPUs, for tests; `data/profiles.json` says where they come from.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ struct File {
 
 /// All tables by GPU.
 pub(crate) fn tables() -> BTreeMap<String, Table> {
-    let file: File = serde_json::from_str(include_str!("../profiles.json")).unwrap();
+    let file: File = serde_json::from_str(include_str!("../../data/profiles.json")).unwrap();
     file.gpus
 }
 
