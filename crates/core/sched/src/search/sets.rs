@@ -11,11 +11,8 @@ use crate::{Cut, GpuFree, Shape};
 impl Attempt<'_> {
     /// All sets of units whose end makes room for `shape` on a node, none of which contains another one.
     pub(crate) fn sets_on(&mut self, shape: &Shape, node: usize, offers: &mut Vec<Offer>) {
-        let mut units: Vec<usize> = self.victims.on_gpu[node].iter().flatten().copied().collect();
-        units.sort_unstable();
-        units.dedup();
+        let mut units = self.victims.on_node(node);
         units.retain(|&unit| self.may(unit));
-        units.sort_unstable_by_key(|&unit| (self.victims.units[unit].cost, unit));
         units.truncate(UNITS);
         let free = self.cluster.node(node);
         let fits =
@@ -94,10 +91,8 @@ impl Attempt<'_> {
             return Some(units);
         }
         // GPUs have room, the host has not: stop more on the node, the cheapest first.
-        let mut more: Vec<usize> = victims.on_gpu[node].iter().flatten().copied().collect();
+        let mut more = victims.on_node(node);
         more.retain(|unit| !units.contains(unit) && may(*unit));
-        more.sort_unstable_by_key(|&unit| (victims.units[unit].cost, unit));
-        more.dedup();
         for unit in more {
             units.push(unit);
             if choose(&victims.without(free, node, &units), shape, |_, _| ()).is_some() {

@@ -57,6 +57,8 @@ pub(crate) struct Victims {
     pub(crate) kinds: Vec<Kind>,
     /// Units on each GPU of each node.
     pub(crate) on_gpu: Vec<Vec<Vec<usize>>>,
+    /// Units that hold CPU and memory of each node, and none of its GPUs.
+    on_host: Vec<Vec<usize>>,
     /// Sets of units that may still be tried in this round.
     pub(crate) steps: usize,
 }
@@ -74,7 +76,8 @@ impl Victims {
         now_ms: i64,
     ) -> Self {
         let gpus = cluster.nodes().iter().map(|node| vec![Vec::new(); node.gpus.len()]).collect();
-        let mut victims = Self { units: Vec::new(), kinds: Vec::new(), on_gpu: gpus, steps: STEPS };
+        let on_host = vec![Vec::new(); cluster.len()];
+        let mut victims = Self { units: Vec::new(), kinds: Vec::new(), on_gpu: gpus, on_host, steps: STEPS };
         let mut gangs: BTreeMap<&str, usize> = BTreeMap::new();
         for (at, (task, place)) in running.iter().zip(places).enumerate() {
             let Some(place) = place else { continue };
@@ -89,6 +92,9 @@ impl Victims {
             gangs.extend(gang.map(|name| (name, unit)));
             for (gpu, _) in &place.gpus {
                 victims.on_gpu[place.node][*gpu].push(unit);
+            }
+            if place.gpus.is_empty() {
+                victims.on_host[place.node].push(unit);
             }
             let min_run_ms = accounts.account(victims.units[unit].project).min_run_ms;
             victims.units[unit].add(at, task, place, now_ms, min_run_ms);
@@ -110,6 +116,15 @@ impl Victims {
         let mut kinds: Vec<(usize, Kind)> = known.into_iter().map(|(kind, at)| (at, kind)).collect();
         kinds.sort_unstable();
         self.kinds = kinds.into_iter().map(|(_, kind)| kind).collect();
+    }
+
+    /// Units on a node, each of them once, the cheapest first.
+    pub(crate) fn on_node(&self, node: usize) -> Vec<usize> {
+        let mut units: Vec<usize> =
+            self.on_gpu[node].iter().flatten().chain(&self.on_host[node]).copied().collect();
+        units.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
+        units.dedup();
+        units
     }
 
     /// The highest priority among the units and all the work that is lost.
@@ -157,7 +172,8 @@ impl Unit {
         self.places.push(place.clone());
         self.amounts = self.amounts.plus(amounts);
         self.cost.0 = self.cost.0.max(task.priority);
-        self.cost.1 += u128::from(amounts.0[0]) * u128::from(ran_ms.unsigned_abs());
+        // A task without GPUs counts as the least part of one: the youngest of them is the cheapest, too.
+        self.cost.1 += u128::from(amounts.0[0].max(1)) * u128::from(ran_ms.unsigned_abs());
         let bar = match task {
             _ if !task.preemptible => Some(Bar::NotPreemptible),
             _ if ran_ms < min_run_ms => Some(Bar::MinimumTime),
