@@ -126,7 +126,7 @@ pub enum Violation {
     SplitGang {
         /// The gang.
         gang: String,
-        /// Tasks started.
+        /// Tasks started, and those that run.
         started: usize,
         /// Tasks of the gang.
         size: u32,
@@ -153,7 +153,7 @@ pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
     for project in &state.projects {
         limits(state, plan, found, project, &mut violations);
     }
-    gangs(plan, found, &mut violations);
+    gangs(state, plan, found, &mut violations);
     for (name, starts) in &found.starts {
         if let Some(node) = found.nodes.get(name) {
             capacity(found, starts, node, &mut violations);
@@ -319,12 +319,17 @@ fn pool_milli(state: &Snapshot, pool: &String, node: &str, slices: &[Slice]) -> 
     slices.iter().filter(is_in).map(|slice| u64::from(slice.milli.0)).sum()
 }
 
-fn gangs(plan: &Plan, found: &PlanParts<'_>, violations: &mut Vec<Violation>) {
+/// Members that run already count.
+fn gangs(state: &Snapshot, plan: &Plan, found: &PlanParts<'_>, violations: &mut Vec<Violation>) {
     let mut started: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
     for (_, task) in plan.starts.iter().filter_map(|start| found.waiting(start)) {
         if let Some(gang) = &task.gang {
             started.entry(&gang.name).or_insert((0, gang.size)).0 += 1;
         }
+    }
+    let running = state.running.iter().filter(|running| running.stopping.is_none());
+    for gang in running.filter_map(|running| running.gang.as_ref()) {
+        started.entry(&gang.name).and_modify(|(count, _)| *count += 1);
     }
     for (gang, (started, size)) in started {
         if started < size as usize {

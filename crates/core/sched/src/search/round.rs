@@ -110,12 +110,13 @@ impl<'a> Round<'a> {
     fn consider(&mut self, position: Position) {
         let task = self.waiting(position);
         let group = self.index.group(position, &self.idle, &self.tally);
-        if let Some(gang) =
-            task.gang.as_ref().filter(|gang| (group.members.len() as u64) < u64::from(gang.size))
-        {
-            let present = u32::try_from(group.members.len()).unwrap_or(u32::MAX);
-            let reason = Reason::GangIncomplete { gang: gang.name.clone(), present, size: gang.size };
-            return self.wait(&group, &reason);
+        if let Some(gang) = &task.gang {
+            let present = group.members.len() + self.index.started(gang);
+            let present = u32::try_from(present).unwrap_or(u32::MAX);
+            if present < gang.size {
+                let reason = Reason::GangIncomplete { gang: gang.name.clone(), present, size: gang.size };
+                return self.wait(&group, &reason);
+            }
         }
         if let Some(node) = &task.freeing_on {
             self.tally.now.hold(group.project, group.amounts, false);

@@ -7,7 +7,7 @@ use cantle_model::TaskId;
 use crate::fair::pool::add;
 use crate::fair::tally::Tally;
 use crate::search::turns::Position;
-use crate::{Amounts, Cluster, Demand, PoolMilli, Shape, Snapshot, UsedPool, Waiting};
+use crate::{Amounts, Cluster, Demand, Gang, PoolMilli, Shape, Snapshot, UsedPool, Waiting};
 
 /// Tasks that start together: one, or a gang.
 pub(crate) struct Group {
@@ -29,13 +29,20 @@ pub(crate) struct Index<'a> {
     state: &'a Snapshot,
     /// By name and size.
     gangs: BTreeMap<(&'a str, u32), Vec<Position>>,
+    /// The number of members that run, and were not asked to stop.
+    started: BTreeMap<(&'a str, u32), usize>,
     /// Tasks that others were stopped for.
     yielded_to: BTreeMap<&'a TaskId, Position>,
 }
 
 impl<'a> Index<'a> {
     pub(crate) fn new(state: &'a Snapshot) -> Self {
-        let mut index = Self { state, gangs: BTreeMap::new(), yielded_to: BTreeMap::new() };
+        let (gangs, mut started) = (BTreeMap::new(), BTreeMap::new());
+        let running = state.running.iter().filter(|running| running.stopping.is_none());
+        for gang in running.filter_map(|running| running.gang.as_ref()) {
+            *started.entry((gang.name.as_str(), gang.size)).or_default() += 1;
+        }
+        let mut index = Self { state, gangs, started, yielded_to: BTreeMap::new() };
         let sought: BTreeSet<&TaskId> =
             index.all().filter_map(|(_, task)| task.yielded_to.as_ref()).collect();
         for (position, task) in all(state) {
@@ -77,6 +84,11 @@ impl<'a> Index<'a> {
         }
         chain.reverse();
         chain
+    }
+
+    /// How many tasks of a gang run. Those that wait join them.
+    pub(crate) fn started(&self, gang: &Gang) -> usize {
+        self.started.get(&(gang.name.as_str(), gang.size)).copied().unwrap_or(0)
     }
 
     /// The task itself, or all waiting members of its gang. `idle` is the idle cluster.
