@@ -203,13 +203,22 @@ impl Rules<'_> {
         u64::from(self.units[unit].on.iter().sum::<u32>()) * 1000
     }
 
-    /// The amount that a project and those below it hold after the units of others in `stopped` have ended.
-    fn held(&self, project: usize, stopped: &BTreeSet<usize>) -> u64 {
+    /// The amount that a project and those below it hold after the units in `stopped` have ended.
+    fn left(&self, project: usize, stopped: &BTreeSet<usize>) -> u64 {
         let counts = |unit: &usize| {
-            let of = self.units[*unit].project;
-            self.world.path(of).contains(&project) && (of == self.world.project || !stopped.contains(unit))
+            self.world.path(self.units[*unit].project).contains(&project) && !stopped.contains(unit)
         };
         (0..self.units.len()).filter(counts).map(|unit| self.milli(unit)).sum()
+    }
+
+    /// The same as far as it gives the claimant a claim: what its project gives up itself does only if it is then within its
+    /// quota.
+    fn held(&self, project: usize, stopped: &BTreeSet<usize>) -> u64 {
+        let is_own = |unit: &usize| self.units[*unit].project == self.world.project;
+        let (own, others): (BTreeSet<usize>, BTreeSet<usize>) = stopped.iter().copied().partition(is_own);
+        let ours = self.world.path(self.world.project);
+        let within = ours.iter().all(|&at| self.left(at, &own) + self.wanted <= self.quota(at));
+        self.left(project, if within { stopped } else { &others })
     }
 
     fn quota(&self, project: usize) -> u64 {
@@ -246,10 +255,10 @@ impl Rules<'_> {
         let own = |unit: &&usize| self.units[**unit].project == self.world.project;
         let given_up: u64 = stopped.iter().filter(own).map(|&unit| self.milli(unit)).sum();
         self.world.path(self.world.project).into_iter().all(|at| {
-            let held = self.held(at, stopped);
-            let after = held + self.wanted - given_up;
+            let held = self.left(at, stopped);
+            let after = held + self.wanted;
             let limit = self.world.quotas[at].1.map_or(u64::MAX, |limit| limit * 1000);
-            after <= limit && (given_up == 0 || after <= self.keeps(at).max(held))
+            after <= limit && (given_up == 0 || after <= self.keeps(at).max(held + given_up))
         })
     }
 

@@ -282,10 +282,6 @@ impl Attempt<'_> {
         let Self { victims, cluster, accounts, claimant, chosen, places, moved, .. } = self;
         let mut room = FreedRoom { places, moved, victims: Vec::new() };
         for unit in chosen {
-            if victims.units[unit].project == claimant.project && !claimant.moves {
-                accounts.release(claimant.project, victims.units[unit].amounts);
-                accounts.release_in(claimant.project, &victims.units[unit].in_pools);
-            }
             let cause = victims.cause(unit, &claimant);
             room.victims.extend(victims.units[unit].tasks.iter().map(|&task| (task, cause)));
         }

@@ -25,8 +25,11 @@ impl Victims {
                     && accounts.may_lose_of(kind.project, Amounts(kind.involved), &kind.in_pools, claimant);
             }
             if level > 0 {
-                // Inside the department of the claimant: its end lets the claimant take more from outside.
-                let helps = |unit: &&Unit| !unit.settled && shared[unit.kind] == level && possible[unit.kind];
+                // Its own of lower priority, or inside its department: their end lets the claimant take more from outside.
+                let own = |unit: &Unit| unit.project == claimant.project && unit.cost.0 < claimant.priority;
+                let helps = |unit: &&Unit| {
+                    !unit.settled && shared[unit.kind] == level && (possible[unit.kind] || own(unit))
+                };
                 let helpers: Vec<&Unit> = self.units.iter().filter(helps).collect();
                 helpers.iter().for_each(|unit| release(accounts, unit));
                 released.extend(helpers);
@@ -63,16 +66,14 @@ impl Attempt<'_> {
         self.possible[unit.kind]
     }
 
-    /// Do the accounts release a unit that stops? A task of the claimant's own project still counts while tasks of others are
-    /// considered: what the project gives up itself gives it no claim on others, or the two would take turns forever.
-    /// A task that moves is not given up.
-    fn counts(&self, unit: usize) -> bool {
-        !self.claimant.moves && self.victims.units[unit].project != self.claimant.project
+    /// Is a unit of the claimant's own project? Its end needs no leave but that of priority.
+    fn is_own(&self, unit: usize) -> bool {
+        self.victims.units[unit].project == self.claimant.project
     }
 
-    /// Counts a unit as stopped.
+    /// Counts a unit as stopped. A task that moves is not given up.
     pub(crate) fn take_off(&mut self, unit: usize) {
-        if self.counts(unit) {
+        if !self.claimant.moves {
             release(self.accounts, &self.victims.units[unit]);
         }
         self.victims.units[unit].settled = true;
@@ -83,7 +84,7 @@ impl Attempt<'_> {
 
     /// Undoes [`Self::take_off`].
     pub(crate) fn put_back(&mut self, unit: usize) {
-        if self.counts(unit) {
+        if !self.claimant.moves {
             hold(self.accounts, &self.victims.units[unit]);
         }
         self.victims.units[unit].settled = false;
@@ -110,7 +111,7 @@ impl Attempt<'_> {
 
     /// Is a unit allowed after what is counted as stopped?
     pub(crate) fn may_be_next(&self, unit: usize) -> bool {
-        if !self.counts(unit) {
+        if self.claimant.moves || self.is_own(unit) {
             return true;
         }
         let unit = &self.victims.units[unit];
@@ -119,9 +120,15 @@ impl Attempt<'_> {
 
     /// Are `units`, all counted as stopped, allowed in some order? Sought from the end: the last one is a unit that is allowed
     /// after all others. Which of several is the last makes no difference within a project or a department; those
-    /// nearest to the claimant are first, because they help the others and not the other way round.
+    /// nearest to the claimant are first, because they help the others and not the other way round; those of its own project
+    /// before all.
     pub(crate) fn has_order(&mut self, units: &[usize]) -> bool {
-        let mut left: Vec<usize> = units.iter().copied().filter(|unit| self.counts(*unit)).collect();
+        if self.claimant.moves {
+            return true;
+        }
+        let given_up = self.gives_no_claim(units);
+        given_up.iter().for_each(|&unit| hold(self.accounts, &self.victims.units[unit]));
+        let mut left: Vec<usize> = units.iter().copied().filter(|unit| !self.is_own(*unit)).collect();
         let key = |unit: &usize| {
             let unit = &self.victims.units[*unit];
             let nearness = self.accounts.shared(unit.project, self.claimant.project);
@@ -132,8 +139,28 @@ impl Attempt<'_> {
         while let Some(at) = (0..left.len()).find(|&at| self.may_be_last(left[at])) {
             returned.push(left.remove(at));
         }
-        returned.iter().for_each(|&unit| release(self.accounts, &self.victims.units[unit]));
+        returned.iter().chain(&given_up).for_each(|&unit| release(self.accounts, &self.victims.units[unit]));
         left.is_empty()
+    }
+
+    /// The units of the claimant's own project that count as running while those of others are considered. What a project gives
+    /// up itself gives it a claim on others only if it is within its quota then, whoever else stops: nobody takes that from
+    /// it. Beyond its quota, or with quotas of pools, the two would take turns forever.
+    fn gives_no_claim(&mut self, units: &[usize]) -> Vec<usize> {
+        let Claimant { project, wanted, in_pools, .. } = self.claimant;
+        let mut stopped = [&self.chosen, units].concat();
+        stopped.retain(|&unit| self.victims.units[unit].settled);
+        stopped.sort_unstable();
+        stopped.dedup();
+        let (own, others): (Vec<usize>, Vec<usize>) =
+            stopped.into_iter().partition(|&unit| self.is_own(unit));
+        if own.is_empty() || !in_pools.is_empty() {
+            return own;
+        }
+        others.iter().for_each(|&unit| hold(self.accounts, &self.victims.units[unit]));
+        let within = self.accounts.is_within_quota(&self.accounts.path(project), wanted);
+        others.iter().for_each(|&unit| release(self.accounts, &self.victims.units[unit]));
+        if within { Vec::new() } else { own }
     }
 
     /// Is a unit allowed after all others that are counted as stopped? Then it is counted as running again.
@@ -155,13 +182,13 @@ impl Attempt<'_> {
         if moves || given_up == Amounts::default() {
             return self.accounts.over_limit(project, wanted).is_none();
         }
-        if self.accounts.grows_over_share(project, wanted, given_up) {
+        if self.accounts.over_limit(project, wanted).is_some() {
             return false;
         }
-        self.accounts.release(project, given_up);
-        let within = self.accounts.over_limit(project, wanted).is_none();
         self.accounts.hold(project, given_up, false);
-        within
+        let grows = self.accounts.grows_over_share(project, wanted, given_up);
+        self.accounts.release(project, given_up);
+        !grows
     }
 
     pub(crate) fn is_allowed(&mut self, units: &[usize]) -> bool {
