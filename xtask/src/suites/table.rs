@@ -127,6 +127,7 @@ macro_rules! pytest {
 }
 const BYPASS: &str = pytest!("tests/bypass");
 const SIMGPU: &str = pytest!("tests/simgpu");
+const FOREIGN: &str = pytest!("tests/scenarios/foreign");
 const MIG: &str =
     pytest!("tests/e2e/test_mig.py tests/e2e/test_mig_as_shipped.py tests/e2e/test_mig_node.py");
 // MIG's own are in the suite `mig`.
@@ -169,7 +170,10 @@ pub(super) const SUITES: &[Suite] = &[
         5,
         1,
         "gate",
-        &[run("cargo test --workspace --locked --test scenarios golden_scenarios")],
+        &[
+            run("cargo test --workspace --locked --test scenarios golden_scenarios"),
+            marked(Marked::Gate, FOREIGN),
+        ],
     ),
     gate("shim", 5, 1, "gate", &[run("cargo xtask verify-shim")]),
     gate("simgpu", 5, 2, "gate", &[marked(Marked::Gate, SIMGPU)]),
@@ -193,6 +197,7 @@ pub(super) const SUITES: &[Suite] = &[
             marked(Marked::Full, SIMGPU),
             marked(Marked::Full, MIG),
             marked(Marked::Full, E2E),
+            marked(Marked::Full, FOREIGN),
         ],
     ),
     full("frameworks", 8, 6, "frameworks", &[run("tests/frameworks/run.sh")]),
