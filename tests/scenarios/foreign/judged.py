@@ -12,7 +12,6 @@ WORSE = "more GPUs are stopped, or a department gets more than its share"
 VICTIM = "other victims of equal right, as many GPUs"
 UNCOUNTED = "a project without a quota of CPU and memory loses tasks without GPUs"
 SETS = "one task of four GPUs is stopped, in cantle two of one and three"
-CASCADE = "one victim of each project, in cantle two of one, which then takes one from the other"
 BORROWING = "more than the quota, or than the share, is got by preemption"
 NO_WEIGHT = "a weight of 0 still has a share"
 PRIORITY = "a victim of higher priority, to keep a queue at its quota or to even out shares"
@@ -41,7 +40,6 @@ KAI = {
 }
 KUEUE = {
     "preemption/preemption_fair_test.go:125": VICTIM,
-    "preemption/preemption_fair_test.go:154": CASCADE,
     "preemption/preemption_fair_test.go:222": BORROWING,
     "preemption/preemption_fair_test.go:270": BORROWING,
     "preemption/preemption_fair_test.go:298": BORROWING,

@@ -69,6 +69,7 @@ impl Lacks {
                 wanted: Amounts(*wanted),
                 in_pools,
                 moves: false,
+                shares_only: false,
             };
             let by = victims.filter(|_| policy.reclaim).map(|victims| {
                 let possible = victims.possible(accounts, &claimant);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cantle_model::PoolQuota;
 
 use super::fairshare::{Claim, divide};
+use crate::search::evict::Claimant;
 use crate::{Amounts, PoolMilli, Project, Quota, RESOURCES, Resource, UsedShare};
 
 /// Position of the root, which is the cluster.
@@ -235,7 +236,8 @@ impl Accounts {
     /// May `amounts` be taken from `victim` for `claimant`, which wants `wanted` more? Compared where their paths part:
     /// the victim's side is over what it may keep, or over its quota while the claimant's stays within its
     /// own. A claimant never takes more than its fair share.
-    pub(crate) fn may_lose(&self, victim: usize, amounts: Amounts, claimant: usize, wanted: Amounts) -> bool {
+    pub(crate) fn may_lose(&self, victim: usize, amounts: Amounts, claimant: &Claimant<'_>) -> bool {
+        let Claimant { project: claimant, wanted, shares_only, .. } = *claimant;
         let (theirs, ours) = (self.path(victim), self.path(claimant));
         let parted =
             |path: &[usize], other: &[usize]| path.iter().rev().find(|at| !other.contains(at)).copied();
@@ -262,7 +264,7 @@ impl Accounts {
         if over(victim.held, victim.keeps(), amounts).is_some() && (within_quota || !guaranteed()) {
             return true;
         }
-        within_quota && over(victim.held, victim.deserved, amounts).is_some()
+        within_quota && !shares_only && over(victim.held, victim.deserved, amounts).is_some()
     }
 
     /// Are the projects of a path within their quotas with `wanted` more?

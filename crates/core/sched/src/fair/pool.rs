@@ -104,7 +104,7 @@ impl Accounts {
         in_pools: &PoolMilli,
         claimant: &Claimant<'_>,
     ) -> bool {
-        let may_lose = self.may_lose(victim, amounts, claimant.project, claimant.wanted);
+        let may_lose = self.may_lose(victim, amounts, claimant);
         if in_pools.is_empty() {
             return may_lose;
         }

@@ -25,6 +25,8 @@ pub(crate) struct Claimant<'a> {
     pub(crate) in_pools: &'a PoolMilli,
     /// Only move tasks that fit elsewhere?
     pub(crate) moves: bool,
+    /// Take only from projects that hold more than their share, and not also from those that hold more than their quota?
+    pub(crate) shares_only: bool,
 }
 
 /// The places that are freed, and the task for which they are freed: all of it is counted at once, and undone if it leads
@@ -99,6 +101,7 @@ impl Victims {
         if !found {
             return None;
         }
+        attempt.leave_shares(shapes);
         attempt.spare(shapes);
         Some(attempt.settle())
     }
@@ -222,6 +225,37 @@ impl Attempt<'_> {
         for unit in std::mem::take(&mut self.chosen) {
             self.put_back(unit);
         }
+    }
+
+    /// If a project falls below its share by the choice, it may reclaim from the next one in turn, and so on. Another choice without
+    /// that is taken instead, unless it stops more units or a higher priority.
+    fn leave_shares(&mut self, shapes: &[Shape]) {
+        if self.claimant.moves || self.keeps_shares() {
+            return;
+        }
+        let (chosen, places) = (self.chosen.clone(), self.places.clone());
+        let worst = |victims: &Victims, units: &[usize]| (victims.cost_of(units).0, units.len());
+        let (priority, count) = worst(self.victims, &chosen);
+        self.give_up(0);
+        self.claimant.shares_only = true;
+        let found = self.take_cheapest(shapes, false);
+        self.claimant.shares_only = false;
+        let (other_priority, other_count) = worst(self.victims, &self.chosen);
+        if found && other_priority <= priority && other_count <= count {
+            return;
+        }
+        self.give_up(0);
+        chosen.iter().for_each(|&unit| self.take_off(unit));
+        places.iter().for_each(|place| self.cluster.take(place));
+        (self.chosen, self.places) = (chosen, places);
+    }
+
+    /// Is the choice allowed if only shares count?
+    fn keeps_shares(&mut self) -> bool {
+        self.claimant.shares_only = true;
+        let keeps = self.has_order(&self.chosen.clone());
+        self.claimant.shares_only = false;
+        keeps
     }
 
     /// Puts back what proves needless once all are known: the end of a gang, or of a task that a limit is in the way of, may

@@ -148,6 +148,9 @@ impl Attempt<'_> {
     /// it. Beyond its quota, or with quotas of pools, the two would take turns forever.
     fn gives_no_claim(&mut self, units: &[usize]) -> Vec<usize> {
         let Claimant { project, wanted, in_pools, .. } = self.claimant;
+        if !self.chosen.iter().chain(units).any(|&unit| self.is_own(unit)) {
+            return Vec::new();
+        }
         let mut stopped = [&self.chosen, units].concat();
         stopped.retain(|&unit| self.victims.units[unit].settled);
         stopped.sort_unstable();

@@ -358,6 +358,7 @@ impl<'a> Round<'a> {
             wanted: group.amounts,
             in_pools: &group.in_pools,
             moves: false,
+            shares_only: false,
         };
         let mut room = None;
         if self.policy.reclaim {
