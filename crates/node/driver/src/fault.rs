@@ -113,6 +113,10 @@ impl Driver for FaultyDriver {
         self.inner.processes(gpu)
     }
 
+    fn busy_processes(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<u32>> {
+        self.inner.busy_processes(gpu, since_us)
+    }
+
     fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
         self.inner.xids(gpu)
     }

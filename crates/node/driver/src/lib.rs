@@ -148,6 +148,13 @@ pub trait Driver: Mig + Send + Sync {
     /// If there is no such GPU, or the driver fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>>;
 
+    /// The processes that computed on the GPU, or used its video engines, after `since_us` (microseconds since 1970), by pid. The driver
+    /// keeps that for a few seconds only.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails; GPUs in MIG mode do not report it, nor do WSL and some vGPUs.
+    fn busy_processes(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<u32>>;
+
     /// The faults that the driver has reported since the last call, oldest first; the first call starts listening. It does
     /// not wait.
     ///

@@ -39,6 +39,10 @@ impl Driver for NoGpus {
         none(gpu)
     }
 
+    fn busy_processes(&self, gpu: &GpuUuid, _since_us: u64) -> Result<Vec<u32>> {
+        none(gpu)
+    }
+
     fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
         none(gpu)
     }

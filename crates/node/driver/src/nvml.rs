@@ -49,6 +49,7 @@ macro_rules! nvml {
     };
 }
 
+mod busy;
 mod events;
 mod limits;
 mod mig;
@@ -350,6 +351,10 @@ impl Driver for Session {
         let compute = self.compute_processes(gpu, handle)?;
         let others = self.other_processes(gpu, handle)?;
         Ok(process_lists::by_process(std::iter::once(compute).chain(others)))
+    }
+
+    fn busy_processes(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<u32>> {
+        self.busy_since(self.device(gpu)?, gpu, since_us)
     }
 
     fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {

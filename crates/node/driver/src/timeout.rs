@@ -186,6 +186,11 @@ impl Driver for TimedDriver {
         self.ask(gpu, "its processes", move |session| session.processes(&uuid))
     }
 
+    fn busy_processes(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<u32>> {
+        let uuid = gpu.clone();
+        self.ask(gpu, "its busy processes", move |session| session.busy_processes(&uuid, since_us))
+    }
+
     fn xids(&self, gpu: &GpuUuid) -> Result<Vec<Xid>> {
         let uuid = gpu.clone();
         self.ask(gpu, "its events", move |session| session.xids(&uuid))

@@ -208,6 +208,24 @@ fn more_processes_than_fit_the_first_buffer() {
     assert_eq!(found, pids);
 }
 
+/// On a simulated GPU whose kernels take no time, each process with a context is busy.
+#[test]
+fn busy_processes_are_listed_where_the_driver_reports_them() {
+    let Some(node) = Node::with("2xA100-40GB,1xA100-40GB:mig") else { return };
+    let gpus = node.uuids();
+    assert_eq!(node.driver.busy_processes(&gpus[0], 0), Ok(Vec::new()), "NVML: not found");
+    // More than the buffer has room for at first.
+    let holders: Vec<_> = (0..40).map(|_| node.holder(&gpus[0].0)).collect();
+    let mut found = node.driver.busy_processes(&gpus[0], 0).unwrap();
+    found.sort_unstable();
+    let mut pids: Vec<u32> = holders.iter().map(|holder| holder.0.id()).collect();
+    pids.sort_unstable();
+    assert_eq!(found, pids);
+    assert_eq!(node.driver.busy_processes(&gpus[1], 0), Ok(Vec::new()), "the neighbor");
+    let refused = node.driver.busy_processes(&gpus[2], 0).unwrap_err();
+    assert!(refused.is_not_supported(), "{refused}");
+}
+
 #[test]
 fn the_cache_measures_once_per_model() {
     let Some(node) = Node::new() else { return };

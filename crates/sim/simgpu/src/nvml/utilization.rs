@@ -47,7 +47,11 @@ pub(super) struct Infos {
 }
 
 fn samples(device: Handle, since_us: u64) -> NvmlResult<Vec<Sample>> {
-    let target = Target::Gpu(gpu(device)?);
+    let gpu = gpu(device)?;
+    if gpu.device().mig_enabled == 1 {
+        return Err(NvmlError::NOT_SUPPORTED);
+    }
+    let target = Target::Gpu(gpu);
     let processes = running(&target);
     if processes.is_empty() {
         return Err(NvmlError::NOT_FOUND);
