@@ -105,6 +105,14 @@ impl Cgroup {
         found
     }
 
+    /// The CPU time of all its processes, also of those that have ended; `None` in a hierarchy that does not count it.
+    #[must_use]
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(self.dir.join("cpu.stat")).ok()?;
+        let used = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+        used.trim().parse().ok().map(Duration::from_micros)
+    }
+
     /// SIGKILL to all that are in it now. No process is created meanwhile: the kernel does it in one step, or the group is
     /// frozen first.
     pub fn kill(&self) {

@@ -21,6 +21,9 @@ use crate::sandbox::SLICE_DIR;
 /// How often a condition is polled that the kernel does not announce.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Of the times in `/proc/<pid>/stat`: the kernel's interface has this value on every architecture that cantle runs on.
+const TICKS_PER_SECOND: u64 = 100;
+
 /// One line of `/proc/<pid>/stat`, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stat {
@@ -217,6 +220,19 @@ impl Scope {
         found
     }
 
+    /// The CPU time of its processes: by the kernel's account of the control group, or else the sum for those that live and for those
+    /// that they have waited for, which may decrease.
+    pub(crate) fn cpu_time(&self) -> Option<Duration> {
+        if let Some(used) = self.cgroup.as_ref().and_then(Cgroup::cpu_time) {
+            return Some(used);
+        }
+        let members = self.members();
+        // The root waits for the orphans.
+        let ticks = members.iter().map(|member| member.pid).chain([self.root.pid]).filter_map(cpu_ticks);
+        let ticks = ticks.sum::<u64>();
+        (!members.is_empty()).then(|| Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND)))
+    }
+
     /// SIGTERM, `grace`, SIGKILL until no process is left.
     pub(crate) async fn end(&self, grace: Duration) {
         if !grace.is_zero() {
@@ -287,6 +303,15 @@ impl Scope {
     }
 }
 
+/// The CPU time of a process and of the children that it has waited for, in the kernel's ticks.
+fn cpu_ticks(pid: u32) -> Option<u64> {
+    let line = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let name_ends = line.iter().rposition(|&byte| byte == b')')?;
+    let fields = std::str::from_utf8(line.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
+    // utime, stime, cutime and cstime: the fields 14 to 17 of the line.
+    fields.skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
+}
+
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
@@ -337,6 +362,27 @@ mod tests {
         assert_eq!(Stat::parse(line), Some(Stat { state: 'S', parent: 42, start_ticks: 987_654 }));
         assert_eq!(Stat::parse(b"7 (x"), None);
         assert_eq!(Stat::parse(b"7 (x) S"), None);
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_program_and_of_those_it_waited_for_is_counted() {
+        let busy = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done";
+        let script = format!("sh -c '{busy}'; sleep 60 & echo; wait");
+        let mut root = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        root.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let holder = holder_of(root.id()).unwrap();
+        let sleeps = child_of(&holder).unwrap();
+        let scope = Scope::below(holder, sleeps, None);
+        // What took the time has ended, and the root has waited for it.
+        let used = scope.cpu_time().unwrap();
+        end_now(&sleeps);
+        root.wait().unwrap();
+        assert!(used >= Duration::from_millis(20), "{used:?}");
+        assert_eq!(scope.cpu_time(), None, "it has ended");
     }
 
     #[test]

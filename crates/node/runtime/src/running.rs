@@ -97,6 +97,18 @@ impl Stopper {
         self.scope.members().iter().map(|member| member.pid).collect()
     }
 
+    /// Its first process.
+    #[must_use]
+    pub const fn leader(&self) -> Holder {
+        self.scope.leader
+    }
+
+    /// The CPU time of the task until now. It may decrease when a process ends, in a task without a control group of version 2.
+    #[must_use]
+    pub fn cpu_time(&self) -> Option<Duration> {
+        self.scope.cpu_time()
+    }
+
     /// SIGTERM to every process of the task, and SIGKILL to those that are left after `grace`. Returns when none is.
     pub async fn stop(&self, grace: Duration) {
         self.end(grace).await;
