@@ -13,7 +13,7 @@ pub struct SetReceiver {
     pub name: String,
     /// `https://…`, `slack:https://…`, `teams:https://…` or `mailto:ADDRESS`.
     pub address: String,
-    /// Of `start`, `completed`, `failed` and `stopped`; empty: the last three.
+    /// Of `start`, `idle`, `completed`, `failed` and `stopped`; empty: all but the first.
     pub on: Vec<String>,
     /// It gets notices of all of the caller's tasks, not only of those that name it.
     pub always: bool,

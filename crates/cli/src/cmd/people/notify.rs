@@ -47,7 +47,7 @@ pub(crate) struct NotifyArgs {
     /// processes
     #[arg(value_name = "ADDRESS")]
     address: String,
-    /// What it gets, with commas: start, completed, failed, stopped [default: completed,failed,stopped]
+    /// What it gets, with commas: start, idle, completed, failed, stopped [default: all but start]
     #[arg(long, value_name = "EVENT,…", value_delimiter = ',')]
     on: Vec<String>,
     /// Notices of all of your tasks [default: of those that name it]

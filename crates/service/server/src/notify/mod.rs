@@ -22,9 +22,9 @@ use address::Allowed;
 use send::Senders;
 
 /// The events that a user's receivers get.
-pub(crate) const OF_TASKS: [&str; 4] = ["start", "completed", "failed", "stopped"];
+pub(crate) const OF_TASKS: [&str; 5] = ["start", "idle", "completed", "failed", "stopped"];
 /// The same where the user names nothing.
-pub(crate) const BY_DEFAULT: [&str; 3] = ["completed", "failed", "stopped"];
+pub(crate) const BY_DEFAULT: [&str; 4] = ["idle", "completed", "failed", "stopped"];
 /// The events that the receivers of the server's configuration get.
 const OF_SERVER: [&str; 3] = ["gpu-lost", "agent-away", "quota-reached"];
 

@@ -219,8 +219,10 @@ async fn of_tasks(
     events: &[EventRow],
 ) -> Result<Vec<NoticeRow>, StoreError> {
     let happened = |event: &EventRow| match event.kind.as_str() {
-        "start" => Some((TaskStatus::InProgress, String::new())),
-        _ => event.ending().map(|(status, reason)| (status, reason.to_owned())),
+        "start" => Some(("start", TaskStatus::InProgress, String::new())),
+        // The warning of an agent.
+        "idle" => Some(("idle", TaskStatus::InProgress, event.message.clone())),
+        _ => event.ending().map(|(status, reason)| (status.as_str(), status, reason.to_owned())),
     };
     let of_tasks: Vec<_> = events.iter().filter_map(|event| Some((event, happened(event)?))).collect();
     let ids: BTreeSet<String> = of_tasks.iter().filter_map(|(event, _)| event.task.clone()).collect();
@@ -234,14 +236,13 @@ async fn of_tasks(
         queues: app.store.queue_names().await?.into_iter().collect(),
     };
     let mut notices = Vec::new();
-    for (event, (status, reason)) in of_tasks {
+    for (event, (what, status, reason)) in of_tasks {
         let Some(task) = tasks.iter().find(|task| event.task.as_ref() == Some(&task.index.id)) else {
             continue;
         };
         let own: Vec<&ReceiverRow> = receivers.iter().filter(|to| to.owner == task.owner).collect();
-        let what = if status == TaskStatus::InProgress { "start" } else { status.as_str() };
         let Some(named) = (!own.is_empty()).then(|| named_by(task)).flatten() else { continue };
-        let message = about(app, task, event, status, &reason, &names);
+        let message = about(app, task, event, (what, status, &reason), &names);
         let to = own.into_iter().filter(|to| wants(to, what) && (to.always || named.contains(&to.name)));
         notices.extend(to.filter_map(|to| notice(to, event, &message)));
     }
@@ -268,8 +269,7 @@ fn about(
     app: &App,
     task: &TaskRow,
     event: &EventRow,
-    status: TaskStatus,
-    reason: &str,
+    (what, status, reason): (&str, TaskStatus, &str),
     names: &Names,
 ) -> Message {
     // The task's own reason is about its newest run.
@@ -283,7 +283,10 @@ fn about(
         (why, code) => why.or(code),
     };
     let name = &task.index.name;
+    // An agent's line begins with the name.
+    let why = why.map(|why| why.strip_prefix(&format!("task {name}: ")).unwrap_or(&why).to_owned());
     let mut text = match status {
+        TaskStatus::InProgress if what == "idle" => format!("Task {name}"),
         TaskStatus::InProgress => format!("Task {name} runs"),
         TaskStatus::Completed => format!("Task {name} is completed"),
         TaskStatus::Failed => format!("Task {name} has failed"),
@@ -297,7 +300,7 @@ fn about(
     }
     let id = task.index.id.clone();
     Message {
-        kind: format!("task.{}", if status == TaskStatus::InProgress { "start" } else { status.as_str() }),
+        kind: format!("task.{what}"),
         time: rfc3339(event.time_us),
         text: cut(&text),
         node: event.node.clone(),
