@@ -43,7 +43,8 @@ test("a new task is the one that its command line submits", async () => {
   await box("Name").fill("of the page");
   await choice("Project").fill("vision");
   await box("Time limit").fill("1h");
-  const words = await until("the line of all fields", async () => (await line()).includes("--time 1h") && line());
+  await box("Idle limit").fill("30m");
+  const words = await until("the line of all fields", async () => (await line()).includes("--time 1h --idle 30m") && line());
   first = await submitted();
   const made = await ended(first);
   assert.deepEqual([made.name, made.project, made.queue, made.milli], ["of the page", "vision", "any", 250]);

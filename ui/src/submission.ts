@@ -24,6 +24,8 @@ export interface Submission {
   amount: string;
   image: string;
   time: string;
+  /** For how long it may be idle. */
+  idle: string;
   /** The indices for which a task each is made: `0-99%8`. */
   array: string;
   /** Section, name and value of each parameter that is not cantle's own. */
@@ -34,12 +36,12 @@ export interface Submission {
 
 const SECTION = "cantle";
 /** Parameters of a request that have a field of their own. */
-const OWN = ["command", "gpu", "gpus", "gpu_memory", "mig_profile", "time", "array"];
+const OWN = ["command", "gpu", "gpus", "gpu_memory", "mig_profile", "time", "idle", "array"];
 /** What a new task has of the one that it is made from, apart from the fields of the form. */
 const KEPT = ["type", "comment", "script", "configuration", "tags"];
 const FLAGS = ["isolation", "compute", "compute_request", "compute_limit", "cpu", "memory", "priority", "after"];
 
-export const EMPTY: Submission = { name: "", queue: "default", project: "", command: "", size: "", amount: "", image: "", time: "", array: "", parameters: [], from: null };
+export const EMPTY: Submission = { name: "", queue: "default", project: "", command: "", size: "", amount: "", image: "", time: "", idle: "", array: "", parameters: [], from: null };
 
 const own = (wire: WireTask | null, name: string): string => wire?.hyperparams?.[SECTION]?.[name]?.value ?? "";
 
@@ -74,6 +76,7 @@ export function fromTask(wire: WireTask, queue: string, project: string): Submis
     amount: own(wire, size),
     image: container.image ?? "",
     time: own(wire, "time"),
+    idle: own(wire, "idle"),
     array: own(wire, "array"),
     parameters: sections.flatMap(([section, params]) => Object.entries(params).map(([name, { value }]) => [section, name, value] as [string, string, string])),
     from: wire,
@@ -89,6 +92,7 @@ function hyperparams(form: Submission): Record<string, Record<string, object>> {
   if (!isCode(form)) all.push([SECTION, "command", JSON.stringify(words(form.command))]);
   if (form.size && form.amount) all.push([SECTION, form.size, form.amount.trim()]);
   if (form.time) all.push([SECTION, "time", form.time.trim()]);
+  if (form.idle) all.push([SECTION, "idle", form.idle.trim()]);
   if (form.array) all.push([SECTION, "array", form.array.trim()]);
   const sections: Record<string, Record<string, object>> = {};
   // Type and description stay those of the former task.
@@ -108,7 +112,7 @@ export function submitLine(form: Submission): string {
   } catch {
     command = [];
   }
-  const rest = [...flag("image", form.image), ...flag("time", form.time), ...flag("array", form.array), ...flag("name", form.name), ...flag("project", form.project)];
+  const rest = [...flag("image", form.image), ...flag("time", form.time), ...flag("idle", form.idle), ...flag("array", form.array), ...flag("name", form.name), ...flag("project", form.project)];
   return cantle("submit", "--queue", form.queue, ...size, ...kept, ...(own(form.from, "non_preemptible") ? ["--non-preemptible"] : []), ...rest, "--", ...command);
 }
 

@@ -72,6 +72,8 @@ export interface TaskView {
   ended: string | null;
   /** How long its run may last. */
   time_limit_s?: number;
+  /** For how long it may be idle. */
+  idle_limit_s?: number;
 }
 
 export interface QueueView {

@@ -102,6 +102,7 @@ function Form({ start }: { start: Submission }) {
       <Text label="Container image" value={form.image} hint="none" set={(image) => set({ image })} />
       <Text label="Array" value={form.array} hint="0-99%8" set={(array) => set({ array })} />
       <Text label="Time limit" value={form.time} hint="2h" set={(time) => set({ time })} />
+      <Text label="Idle limit" value={form.idle} hint="2h" set={(idle) => set({ idle })} />
       <Parameters form={form} set={set} />
       <p class="whole row end">
         {problem && (

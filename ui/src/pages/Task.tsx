@@ -142,6 +142,7 @@ function Facts({ task }: { task: TaskView }) {
     ["Limit", task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : null],
     ["Exit code", task.exit_code === null ? null : String(task.exit_code)],
     ["Time limit", task.time_limit_s ? duration(task.time_limit_s * 1000) : null],
+    ["Idle limit", task.idle_limit_s ? duration(task.idle_limit_s * 1000) : null],
     ["Ran", task.started ? duration((task.ended ? Date.parse(task.ended) : now.value) - Date.parse(task.started)) : null],
   ];
   return (

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cantle_model::{
-    ComputeMode, Enforcement, GpuMode, LimitBackend, Measured, MigInstance, Milli, Preempt, Slice,
+    ComputeMode, Enforcement, GpuMode, IdleTime, LimitBackend, Measured, MigInstance, Milli, Preempt, Slice,
     TaskStatus, TimeLimit,
 };
 use serde::{Deserialize, Serialize};
@@ -295,6 +295,9 @@ pub struct TaskView {
     /// How long its run may last, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_limit_s: Option<TimeLimit>,
+    /// For how long it may be idle, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_limit_s: Option<IdleTime>,
     /// How far it is, if it is an array.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<ArrayView>,
@@ -384,6 +387,12 @@ pub struct QueueView {
     /// The time of tasks that ask for none, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_time_s: Option<TimeLimit>,
+    /// The longest time that its tasks may be idle, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_idle_s: Option<IdleTime>,
+    /// For how long tasks may be idle that ask for nothing, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_idle_s: Option<IdleTime>,
     /// How its tasks make room for others; absent: as their projects say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preempt: Option<Preempt>,

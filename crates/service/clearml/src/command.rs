@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use cantle_model::{
-    AfterList, ArrayError, ArraySpec, BurstError, Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation,
-    Milli, RequestError, TaskTerms, TimeLimit, check_memory_limit,
+    AfterList, ArrayError, ArraySpec, BurstError, Bytes, ComputeError, ComputeRequest, GpuRequest, IdleTime,
+    Isolation, Milli, RequestError, TaskTerms, TimeLimit, check_memory_limit,
 };
 use serde_json::Value;
 
@@ -42,6 +42,8 @@ pub struct TaskRequest {
     pub non_preemptible: bool,
     /// How long it may run; its queue decides if absent.
     pub time: Option<TimeLimit>,
+    /// For how long it may be idle; its queue decides if absent.
+    pub idle: Option<IdleTime>,
     /// The tasks that end before it starts.
     pub after: AfterList,
     /// The tasks that are made of it instead of running it.
@@ -85,6 +87,8 @@ impl ArrayElement {
 pub struct RequestedFlow {
     /// How long it may run.
     pub time: Option<TimeLimit>,
+    /// For how long it may be idle.
+    pub idle: Option<IdleTime>,
     /// The tasks that end before it starts.
     pub after: AfterList,
     /// The tasks that are made of it.
@@ -111,6 +115,7 @@ impl TaskRequest {
                 serde_json::from_str(json).map_err(|_| TaskRequestError::Command(json.to_owned()))?
             }
         };
+        let RequestedFlow { time, idle, after, array, notify, secrets } = Self::flow_of(params)?;
         let gpu = gpu_request(text)?;
         let compute = compute_request(text, gpu.as_ref())?;
         let mut isolation = word("isolation", text("isolation"), "any, mig or shared")?;
@@ -130,12 +135,13 @@ impl TaskRequest {
             memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
             priority: parsed("priority", text("priority"), "a whole number", |n| n)?,
             non_preemptible: parsed("non_preemptible", text("non_preemptible"), "true or false", |b| b)?,
-            time: time(text)?,
-            after: after(text)?,
-            array: array(text)?,
+            time,
+            idle,
+            after,
+            array,
             element: element(text)?,
-            notify: names(text("notify")),
-            secrets: names(text("secret")),
+            notify,
+            secrets,
         }))
     }
 
@@ -147,9 +153,11 @@ impl TaskRequest {
     pub fn flow_of(params: &HyperParams) -> Result<RequestedFlow, TaskRequestError> {
         let none = BTreeMap::new();
         let text = text_of(params.get(SECTION).unwrap_or(&none));
-        let (time, after, array) = (time(text)?, after(text)?, array(text)?);
+        let time = parsed("time", text("time"), "a run time such as 2h or 1h30m", Some)?;
+        let idle = parsed("idle", text("idle"), "an idle time such as 2h, at least 1m", Some)?;
+        let (after, array) = (after(text)?, array(text)?);
         let (notify, secrets) = (names(text("notify")), names(text("secret")));
-        Ok(RequestedFlow { time, after, array, notify, secrets })
+        Ok(RequestedFlow { time, idle, after, array, notify, secrets })
     }
 
     /// The parameters that carry this request in a task.
@@ -162,8 +170,18 @@ impl TaskRequest {
         if !self.command.is_empty() {
             put("command", Value::from(self.command.clone()).to_string());
         }
-        if let Some(cwd) = &self.cwd {
-            put("cwd", cwd.clone());
+        let optional = [
+            ("cwd", self.cwd.clone()),
+            ("compute_request", self.compute.request.map(|part| part.to_string())),
+            ("compute_limit", self.compute.limit.map(|part| part.to_string())),
+            ("time", self.time.map(|time| time.to_string())),
+            ("idle", self.idle.map(|idle| idle.to_string())),
+            ("array", self.array.as_ref().map(ToString::to_string)),
+        ];
+        for (name, value) in optional {
+            if let Some(value) = value {
+                put(name, value);
+            }
         }
         match &self.gpu {
             None => {}
@@ -181,12 +199,6 @@ impl TaskRequest {
         if self.compute.is_enforced() {
             put("compute", self.compute.mode.to_string());
         }
-        for (name, part) in [("compute_request", self.compute.request), ("compute_limit", self.compute.limit)]
-        {
-            if let Some(part) = part {
-                put(name, part.to_string());
-            }
-        }
         if let Ok(cpu @ 1..) = u32::try_from(self.cpu_milli) {
             put("cpu", Milli(cpu).to_string());
         }
@@ -199,14 +211,8 @@ impl TaskRequest {
         if self.non_preemptible {
             put("non_preemptible", "true".to_owned());
         }
-        if let Some(time) = self.time {
-            put("time", time.to_string());
-        }
         if !self.after.0.is_empty() {
             put("after", self.after.to_string());
-        }
-        if let Some(array) = &self.array {
-            put("array", array.to_string());
         }
         if !self.notify.is_empty() {
             put("notify", self.notify.join(","));
@@ -262,10 +268,6 @@ fn element<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<ArrayEle
 /// A list with commas.
 fn names(text: Option<&str>) -> Vec<String> {
     text.into_iter().flat_map(|names| names.split(',')).map(|name| name.trim().to_owned()).collect()
-}
-
-fn time<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<TimeLimit>, TaskRequestError> {
-    parsed("time", text("time"), "a run time such as 2h or 1h30m", Some)
 }
 
 fn after<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<AfterList, TaskRequestError> {
@@ -468,6 +470,7 @@ mod tests {
                 priority: -3,
                 non_preemptible: true,
                 time: TimeLimit::of_seconds(5400),
+                idle: IdleTime::of_seconds(90),
                 after: "ok:a,any:b".parse().unwrap(),
                 array: Some("0-99:3%8".parse().unwrap()),
                 element: Some(ArrayElement { array: "abc".to_owned(), index: 7 }),
@@ -515,6 +518,7 @@ mod tests {
         assert!(says(&[("memory", "16")]).contains("a quantity such as 16Gi"));
         assert!(says(&[("priority", "high")]).contains("a whole number"));
         assert!(says(&[("non_preemptible", "yes")]).contains("true or false"));
+        assert!(says(&[("idle", "10s")]).contains("cantle/idle is \"10s\"; write an idle time such as 2h"));
         assert!(says(&[("time", "two")]).contains("cantle/time is \"two\"; write a run time such as 2h"));
         assert!(says(&[("after", "a")]).contains("cantle/after is \"a\"; write ok:TASK"));
         assert!(says(&[("array", "9-0")]).contains("cantle/array: array 9-0: the indices have to ascend"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{TaskStatus, TimeLimit};
+use cantle_model::{IdleTime, TaskStatus, TimeLimit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -65,6 +65,9 @@ pub struct Task {
     /// cantle's own: how long its present or next run may last, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cantle_time_limit_s: Option<TimeLimit>,
+    /// cantle's own: for how long it may be idle, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cantle_idle_limit_s: Option<IdleTime>,
 }
 
 /// Code of a task.

@@ -1,4 +1,4 @@
-//! `cantle.*` about how long tasks may run.
+//! `cantle.*` about how long tasks may run, and be idle.
 
 use cantle_model::TimeLimit;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::Empty;
 use crate::wire::endpoint;
 
-/// `cantle.set_queue_times`: how long the tasks of a queue may run. It counts for tasks that enter the queue from then on.
+/// `cantle.set_queue_times`: how long the tasks of a queue may run, and be idle. It counts for tasks that enter the queue from then on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SetQueueTimes {
@@ -19,6 +19,12 @@ pub struct SetQueueTimes {
     /// The time, in seconds, of a task that asks for none; 0: there is none. Absent: it stays as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_time_s: Option<u64>,
+    /// As `max_time_s`: the longest time that a task may be idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_idle_s: Option<u64>,
+    /// As `default_time_s`: for how long a task may be idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_idle_s: Option<u64>,
 }
 endpoint!("cantle.set_queue_times", SetQueueTimes => Empty);
 
@@ -30,6 +36,8 @@ pub struct ExtendTask {
     pub task: String,
     /// The seconds that are added to its limit.
     pub by_s: u64,
+    /// It may be idle for longer, and does not run longer.
+    pub idle: bool,
 }
 endpoint!("cantle.extend_task", ExtendTask => NewTimeLimit);
 
@@ -41,12 +49,14 @@ pub struct ShortenTask {
     pub task: String,
     /// The seconds that are taken from its limit.
     pub by_s: u64,
+    /// They are taken from the time that it may be idle.
+    pub idle: bool,
 }
 endpoint!("cantle.shorten_task", ShortenTask => NewTimeLimit);
 
 /// Answer with the new time limit of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewTimeLimit {
-    /// From its start, in seconds.
+    /// From its start, or since it was active, in seconds.
     pub time_limit_s: TimeLimit,
 }

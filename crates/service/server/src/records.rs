@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use cantle_model::{Slice, TaskStatus, TimeLimit};
 use cantle_store::{
-    Change, EventRow, LatestScalar, LogLine, ModelRow, NamedRun, ParentTask, ProjectRow, ReportRow, RunRow,
-    Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow, WithParams,
+    Change, ChangedLimit, EventRow, LatestScalar, LogLine, ModelRow, NamedRun, ParentTask, ProjectRow,
+    ReportRow, RunRow, Scalar, Store, StoreError, TaskClaim, TaskEdit, TaskFilter, TaskIndex, TaskRow,
+    WithParams,
 };
 use serde_json::{Map, Value};
 
@@ -216,24 +217,26 @@ impl Records {
         self.store().stop_evicted(task.id(), lease, change).await
     }
 
-    /// Lets it run longer.
+    /// Lets it run, or be idle, longer.
     pub(crate) async fn extend(
         &self,
         task: &Allowed<Task, Outbid>,
+        which: ChangedLimit,
         change: &Change,
         to: impl FnOnce(TimeLimit) -> Option<TimeLimit> + Send,
     ) -> Done<TimeLimit> {
-        self.store().change_time(task.id(), change, to).await
+        self.store().change_time(task.id(), which, change, to).await
     }
 
     /// Takes time from it.
     pub(crate) async fn shorten(
         &self,
         task: &Allowed<Task, Changes>,
+        which: ChangedLimit,
         change: &Change,
         to: impl FnOnce(TimeLimit) -> Option<TimeLimit> + Send,
     ) -> Done<TimeLimit> {
-        self.store().change_time(task.id(), change, to).await
+        self.store().change_time(task.id(), which, change, to).await
     }
 
     pub(crate) async fn give_back(

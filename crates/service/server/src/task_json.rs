@@ -77,6 +77,9 @@ pub(crate) fn task_with(row: &TaskRow, is_wanted: impl Fn(&str) -> bool) -> Valu
     if let Some(time) = row.time.filter(|_| is_wanted("cantle_time_limit_s")) {
         task.insert("cantle_time_limit_s".to_owned(), json!(time));
     }
+    if let Some(idle) = row.idle.filter(|_| is_wanted("cantle_idle_limit_s")) {
+        task.insert("cantle_idle_limit_s".to_owned(), json!(idle));
+    }
     // Also those of tasks that were written by an older version.
     let artifacts = task.get_mut("execution").and_then(|execution| execution.get_mut("artifacts"));
     for artifact in artifacts.and_then(Value::as_array_mut).into_iter().flatten() {

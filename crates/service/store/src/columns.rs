@@ -16,7 +16,8 @@ macro_rules! columns {
          tasks.completed_us, tasks.last_worker, tasks.last_worker_report_us, tasks.last_iteration, \
          tasks.node, tasks.lease, tasks.slices, tasks.exit_code, tasks.reason, tasks.milli, \
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
-         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner, tasks.time_limit_s"
+         tasks.evicted_reason, tasks.evicted_us, tasks.run, tasks.taken_us, tasks.owner, tasks.time_limit_s, \
+         tasks.idle_limit_s"
     };
     // PostgreSQL's: the transaction that wrote this version of the row.
     (version) => {

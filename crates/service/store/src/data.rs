@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Amounts, Cause, Measured, ProjectQuota, Slice, TaskStatus, TimeLimit};
+use cantle_model::{Amounts, Cause, IdleTime, Measured, ProjectQuota, Slice, TaskStatus, TimeLimit};
 use serde_json::{Map, Value};
 
 /// A task.
@@ -44,6 +44,8 @@ pub struct TaskRow {
     pub evicted: Option<Evicted>,
     /// How long its present or next run may last.
     pub time: Option<TimeLimit>,
+    /// For how long it may be idle.
+    pub idle: Option<IdleTime>,
     /// Everything else.
     pub doc: Map<String, Value>,
 }

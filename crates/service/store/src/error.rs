@@ -3,6 +3,7 @@
 use cantle_model::{PoolRule, Resource, TaskStatus, TimeLimit};
 
 use crate::db;
+use crate::tasks::wishes::ChangedLimit;
 
 /// Each variant is one line: what is wrong, what was given. ClearML's clients see most of these texts.
 #[derive(Debug, thiserror::Error)]
@@ -72,13 +73,21 @@ pub enum StoreError {
         most: u64,
     },
     /// A task has no time limit that could be changed, or not so.
-    #[error("{}", match limit {
-        None => format!("task {task} has no time limit"),
-        Some(limit) => format!("task {task} may run {limit}: from 1s to 366d have to be left"),
+    #[error("{}", match (which, limit) {
+        (ChangedLimit::Run, None) => format!("task {task} has no time limit"),
+        (ChangedLimit::Run, Some(limit)) => {
+            format!("task {task} may run {limit}: from 1s to 366d have to be left")
+        }
+        (ChangedLimit::Idle, None) => format!("task {task} may be idle as long as it likes"),
+        (ChangedLimit::Idle, Some(limit)) => {
+            format!("task {task} may be idle for {limit}: from 1m to 366d have to be left")
+        }
     })]
     NoTime {
         /// The task.
         task: String,
+        /// Which of its limits.
+        which: ChangedLimit,
         /// Its limit.
         limit: Option<TimeLimit>,
     },

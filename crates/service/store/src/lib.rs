@@ -60,7 +60,7 @@ pub use tasks::owned::{LeaseHolder, Owned, WithParams};
 pub use tasks::record::{NewTask, TaskEdit};
 pub use tasks::scope::Scope;
 pub use tasks::values::{ParentTask, TaskValue};
-pub use tasks::wishes::{QueueTimes, Wishes};
+pub use tasks::wishes::{ChangedLimit, QueueTimes, Wishes};
 
 /// The database.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::data::{
 };
 use crate::db::{Row, without_nul};
 use crate::output::models::ModelRow;
-use crate::tasks::wishes::limit;
+use crate::tasks::wishes::{idle, limit};
 use crate::{FALLBACKS, GpuTimeRow, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
@@ -94,6 +94,7 @@ pub(crate) fn task(row: &Row) -> Result<TaskRow, StoreError> {
         terms: terms(row)?,
         evicted: evicted(row)?,
         time: limit(row.try_get("time_limit_s")?),
+        idle: idle(row.try_get("idle_limit_s")?),
         doc: json(row, "doc")?,
     })
 }

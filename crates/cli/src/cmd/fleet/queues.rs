@@ -1,5 +1,6 @@
-//! `cantle queues`: lists the queues, and sets how long the tasks of each may run, and what it does with those of a lost node.
+//! `cantle queues`: lists the queues, and sets how long the tasks of each may run and be idle, and what it does with those of a lost node.
 
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use cantle_clearml::cantle::{GetQueues, QueueView};
 use cantle_clearml::leases::{SetQueue, SetQueuePreempt};
 use cantle_clearml::times::SetQueueTimes;
 use cantle_clearml::{WireError, subcode};
-use cantle_model::{Preempt, TimeLimit, TimeLimitError};
+use cantle_model::{IdleTime, IdleTimeError, Preempt, TimeLimit, TimeLimitError};
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 
@@ -29,7 +30,7 @@ pub(crate) struct QueuesArgs {
 
 #[derive(Subcommand, Debug)]
 enum QueuesCommand {
-    /// Set how long the tasks of the queue may run, and what it does with those of a lost node
+    /// Set how long the tasks of the queue may run and be idle, and what it does with those of a lost node
     Set(SetArgs),
 }
 
@@ -45,11 +46,18 @@ struct SetArgs {
     requeue_after: Option<After>,
     /// The longest time that a task may run (2h, 1d12h); one that asks for more is refused, and one that asks for nothing has this,
     /// if there is no default. `none`: no limit
-    #[arg(long, value_name = "TIME|none", value_parser = time)]
-    max_time: Option<Time>,
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(time))]
+    max_time: Option<OrNone<TimeLimit>>,
     /// The time of a task that asks for none (2h, 1d12h). `none`: the longest time, if there is one
-    #[arg(long, value_name = "TIME|none", value_parser = time)]
-    default_time: Option<Time>,
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(time))]
+    default_time: Option<OrNone<TimeLimit>>,
+    /// The longest time that a task may be idle (30m, 2h, at least 1m); one that asks for more is refused, and one that asks for nothing
+    /// has this, if there is no default. `none`: no limit
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(idle_time))]
+    max_idle: Option<OrNone<IdleTime>>,
+    /// For how long a task may be idle that asks for nothing (30m, 2h, at least 1m). `none`: the longest time, if there is one
+    #[arg(long, value_name = "TIME|none", value_parser = or_none(idle_time))]
+    default_idle: Option<OrNone<IdleTime>>,
     /// How its tasks make room for others. `requeue`: they are queued again; `suspend,requeue`: they are suspended if the driver can do that.
     /// `none`: as the project of a task says
     #[arg(long, value_name = "WAYS|none", value_parser = or_none(preempt))]
@@ -58,38 +66,40 @@ struct SetArgs {
 
 impl SetArgs {
     fn check(&self) -> Result<(), CliError> {
-        let times = (self.default_time.and_then(|time| time.0), self.max_time.and_then(|time| time.0));
-        let has_times = self.max_time.is_some() || self.default_time.is_some();
-        if !has_times && self.requeue_after.is_none() && self.preempt.is_none() {
-            let text = "nothing to set; write --max-time, --default-time, --requeue-after or --preempt";
+        if !self.has_times() && self.requeue_after.is_none() && self.preempt.is_none() {
+            let text = "nothing to set; write --max-time, --default-time, --max-idle, --default-idle, --requeue-after or --preempt";
             return Err(CliError::new(ErrorKind::Usage, text));
         }
-        match times {
-            (Some(default), Some(max)) if default > max => {
-                let text = format!("--default-time {default} is longer than --max-time {max}");
-                Err(CliError::new(ErrorKind::Usage, text))
-            }
-            _ => Ok(()),
+        check_order(("--default-time", self.default_time), ("--max-time", self.max_time))?;
+        check_order(("--default-idle", self.default_idle), ("--max-idle", self.max_idle))
+    }
+
+    const fn has_times(&self) -> bool {
+        self.max_time.is_some()
+            || self.default_time.is_some()
+            || self.max_idle.is_some()
+            || self.default_idle.is_some()
+    }
+}
+
+type Given<T> = (&'static str, Option<OrNone<T>>);
+
+fn check_order<T: Ord + Display>(default: Given<T>, most: Given<T>) -> Result<(), CliError> {
+    match (default, most) {
+        ((name, Some(OrNone::Some(default))), (most_name, Some(OrNone::Some(most)))) if default > most => {
+            let text = format!("{name} {default} is longer than {most_name} {most}");
+            Err(CliError::new(ErrorKind::Usage, text))
         }
+        _ => Ok(()),
     }
 }
 
-/// `None`: no limit.
-#[derive(Clone, Copy, Debug)]
-struct Time(Option<TimeLimit>);
-
-impl Time {
-    /// On the wire, 0 is no limit.
-    fn seconds(self) -> u64 {
-        self.0.map_or(0, TimeLimit::seconds)
-    }
+fn time(text: &str) -> Result<TimeLimit, String> {
+    text.parse().map_err(|error: TimeLimitError| format!("{error}, or none"))
 }
 
-fn time(text: &str) -> Result<Time, String> {
-    if text == "none" {
-        return Ok(Time(None));
-    }
-    text.parse().map(|time| Time(Some(time))).map_err(|error: TimeLimitError| format!("{error}, or none"))
+fn idle_time(text: &str) -> Result<IdleTime, String> {
+    text.parse().map_err(|error: IdleTimeError| format!("{error}, or none"))
 }
 
 /// `None`: never.
@@ -107,13 +117,14 @@ fn requeue_after(text: &str) -> Result<After, String> {
     Ok(After(Some(time)))
 }
 
-const QUEUE_COLUMNS: [Column<QueueView>; 8] = [
+const QUEUE_COLUMNS: [Column<QueueView>; 9] = [
     Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
     Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
     Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
     Column { head: "SERVED BY", wide: false, cell: |q| or_dash(Some(&q.nodes.join(","))) },
     Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
-    Column { head: "TIME", wide: true, cell: times },
+    Column { head: "TIME", wide: true, cell: |q| times(q.default_time_s, q.max_time_s) },
+    Column { head: "IDLE", wide: true, cell: |q| times(q.default_idle_s, q.max_idle_s) },
     Column { head: "LOST NODES", wide: true, cell: policy },
     Column {
         head: "MAKES ROOM BY",
@@ -123,8 +134,8 @@ const QUEUE_COLUMNS: [Column<QueueView>; 8] = [
 ];
 
 /// `2h`, `1h, at most 2h`.
-fn times(queue: &QueueView) -> String {
-    match (queue.default_time_s, queue.max_time_s) {
+fn times<T: Display>(default: Option<T>, most: Option<T>) -> String {
+    match (default, most) {
         (None, None) => "-".to_owned(),
         (Some(default), None) => default.to_string(),
         (None, Some(max)) => format!("at most {max}"),
@@ -162,23 +173,32 @@ fn about(queue: &str, error: WireError) -> CliError {
 }
 
 fn set_times(context: &Context, connection: &Connection, args: &SetArgs) -> Result<(), CliError> {
-    let SetArgs { queue, max_time, default_time, .. } = args;
-    if max_time.is_none() && default_time.is_none() {
+    let SetArgs { queue, max_time, default_time, max_idle, default_idle, .. } = args;
+    if !args.has_times() {
         return Ok(());
     }
+    // On the wire, 0 is no limit.
+    let time = |given: OrNone<TimeLimit>| Option::from(given).map_or(0, TimeLimit::seconds);
+    let idle = |given: OrNone<IdleTime>| Option::from(given).map_or(0, IdleTime::seconds);
     let request = SetQueueTimes {
         queue: queue.clone(),
-        max_time_s: max_time.map(Time::seconds),
-        default_time_s: default_time.map(Time::seconds),
+        max_time_s: max_time.map(time),
+        default_time_s: default_time.map(time),
+        max_idle_s: max_idle.map(idle),
+        default_idle_s: default_idle.map(idle),
     };
     connection.answer(&request).map_err(|error| about(queue, error))?;
     let queues = connection.call(&GetQueues {})?.queues;
     if let Some(now) = queues.iter().find(|known| known.name == *queue || known.id == *queue) {
-        let text = match times(now) {
+        let time = match times(now.default_time_s, now.max_time_s) {
             none if none == "-" => "tasks run as long as they like".to_owned(),
             times => format!("tasks run {times}"),
         };
-        context.printer.say(&format!("queue {queue}: {text}"));
+        let idle = match times(now.default_idle_s, now.max_idle_s) {
+            none if none == "-" => String::new(),
+            times => format!(", and may be idle for {times}"),
+        };
+        context.printer.say(&format!("queue {queue}: {time}{idle}"));
     }
     Ok(())
 }

@@ -258,6 +258,7 @@ fn task(here: &SliceHere, node: &str, users: &Users) -> TaskView {
         ended: None,
         // A lease has its end alone.
         time_limit_s: None,
+        idle_limit_s: None,
         array: None,
     }
 }

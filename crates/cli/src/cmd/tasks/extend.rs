@@ -1,4 +1,4 @@
-//! `cantle extend`: how long a task may run.
+//! `cantle extend`: how long a task may run, or be idle.
 
 use std::process::ExitCode;
 
@@ -23,18 +23,25 @@ pub(crate) struct ExtendArgs {
     /// Take the time from the task instead; its owner may
     #[arg(long)]
     less: bool,
+    /// Change for how long the task may be idle, instead of how long it may run
+    #[arg(long)]
+    idle: bool,
 }
 
-/// Prints the new time limit, counted from the start of the task.
+/// Prints the new limit.
 pub(crate) fn extend(context: &Context, args: &ExtendArgs) -> CommandResult {
     let server = Connection::open(context)?;
     let task = server.find_task(&args.task)?;
-    let by_s = args.by.seconds();
+    let (by_s, idle) = (args.by.seconds(), args.idle);
     let new = if args.less {
-        server.about(&task, &ShortenTask { task: task.clone(), by_s })?
+        server.about(&task, &ShortenTask { task: task.clone(), by_s, idle })?
     } else {
-        server.about(&task, &ExtendTask { task: task.clone(), by_s })?
+        server.about(&task, &ExtendTask { task: task.clone(), by_s, idle })?
     };
-    context.printer.say(&format!("{task}: may run {} from its start", new.time_limit_s));
+    let limit = new.time_limit_s;
+    context.printer.say(&match idle {
+        true => format!("{task}: may be idle for {limit}"),
+        false => format!("{task}: may run {limit} from its start"),
+    });
     Ok(ExitCode::SUCCESS)
 }

@@ -63,7 +63,7 @@ pub(crate) struct NotebookArgs {
     #[arg(
         long,
         value_name = "TASK",
-        conflicts_with_all = ["queue", "time", "project", "keep", "arguments"],
+        conflicts_with_all = ["queue", "time", "idle", "project", "keep", "arguments"],
         add = ArgValueCompleter::new(complete::tasks)
     )]
     attach: Option<String>,
@@ -82,8 +82,7 @@ struct JupyterServer {
 /// Serves the notebook until the task ends or this command is stopped.
 pub(crate) fn notebook(context: &Context, args: NotebookArgs) -> CommandResult {
     run::refuse_inside_a_slice()?;
-    let needs_server =
-        args.slice.queue.is_some() || args.keep || args.attach.is_some() || !args.slice.secret.is_empty();
+    let needs_server = args.slice.needs_server() || args.keep || args.attach.is_some();
     let server = match Connection::open_if_any(context)? {
         Some(server) => server,
         None if needs_server => Connection::open(context)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cantle_clearml::TaskRequest;
 use cantle_clearml::exec::{ExecStart, OpenExec};
 use cantle_clearml::tasks::Container;
-use cantle_model::{Isolation, TaskStatus, TimeLimit};
+use cantle_model::{IdleTime, Isolation, TaskStatus, TimeLimit};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 
@@ -42,12 +42,23 @@ pub(crate) struct SliceArgs {
     /// The longest time that the task may run (30m, 2h, 1d12h) [default: the queue's]
     #[arg(long, value_name = "TIME")]
     pub(crate) time: Option<TimeLimit>,
+    /// End the task after it was idle for this time (30m, 2h, at least 1m): no work on its GPU, CPU, terminal or notebook [default: the
+    /// queue's]. Needs a server
+    #[arg(long, value_name = "TIME")]
+    idle: Option<IdleTime>,
     /// Project whose quota the task counts against [default: as for submit]
     #[arg(long, value_name = "P", env = "CANTLE_PROJECT")]
     project: Option<String>,
     /// Put these secrets of yours, which cantle secrets sets, into the environment; several with commas. Needs a server
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub(crate) secret: Vec<String>,
+}
+
+impl SliceArgs {
+    /// Whether something was asked for that only tasks of a queue have.
+    pub(crate) const fn needs_server(&self) -> bool {
+        self.queue.is_some() || self.idle.is_some() || !self.secret.is_empty()
+    }
 }
 
 /// `cantle shell`
@@ -82,7 +93,7 @@ pub(crate) fn attach(context: &Context, args: &AttachArgs) -> CommandResult {
 /// Ends with the exit code of the command. The task ends with it, and with this process.
 pub(crate) fn shell(context: &Context, args: ShellArgs) -> CommandResult {
     run::refuse_inside_a_slice()?;
-    let needs_server = args.slice.queue.is_some() || args.keep || !args.slice.secret.is_empty();
+    let needs_server = args.slice.needs_server() || args.keep;
     let server = match Connection::open_if_any(context)? {
         Some(server) => server,
         None if needs_server => Connection::open(context)?,
@@ -139,6 +150,7 @@ pub(crate) fn submit(
         gpu,
         cwd: Some(cwd.display().to_string()),
         time: args.time,
+        idle: args.idle,
         secrets: args.secret.clone(),
         command,
         ..TaskRequest::default()

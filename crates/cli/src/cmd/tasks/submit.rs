@@ -7,7 +7,7 @@ use cantle_clearml::cantle::{GetQueues, SubmitTask};
 use cantle_clearml::tasks::{Container, Create};
 use cantle_clearml::users::{GetCurrentUser, Role};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
-use cantle_model::{After, AfterList, ArraySpec, Bytes, GpuRequest, Isolation, Milli, TimeLimit};
+use cantle_model::{After, AfterList, ArraySpec, Bytes, GpuRequest, IdleTime, Isolation, Milli, TimeLimit};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde_json::{Map, Value, json};
@@ -64,6 +64,9 @@ pub(crate) struct SubmitArgs {
     /// The longest time that the task may run (30m, 2h, 1d12h); then it is stopped and has failed [default: the queue's]
     #[arg(long, value_name = "TIME")]
     time: Option<TimeLimit>,
+    /// End the task after it was idle for this time (30m, 2h, at least 1m): no work on its GPU, CPU or terminal [default: the queue's]
+    #[arg(long, value_name = "TIME")]
+    idle: Option<IdleTime>,
     /// Start after other tasks: ok:TASK after it completed, fail:TASK after it failed or was stopped, any:TASK after either; several
     /// with commas
     #[arg(long, value_name = "HOW:TASK,…", value_delimiter = ',')]
@@ -121,6 +124,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         priority: args.priority,
         non_preemptible: args.non_preemptible,
         time: args.time,
+        idle: args.idle,
         after: AfterList(named(&server, args.after)?),
         array: args.array,
         element: None,

@@ -75,6 +75,11 @@ impl PodBuilder {
                 "it has the limit {limit} of GPU memory above its request, which pods do not get"
             ));
         }
+        if let Some(idle) = request.idle {
+            return Err(format!(
+                "it is to end after {idle} without activity, which is not measured in pods; remove its idle time"
+            ));
+        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         own_request::apply(&mut template, &request);
@@ -272,5 +277,8 @@ agentk8sglue:
     fn a_task_that_cannot_run_says_why() {
         let nothing = tasks::Task { id: "7".into(), ..tasks::Task::default() };
         assert!(pod(&secret(), &nothing).unwrap_err().contains("neither a command"));
+        let idle = TaskRequest { idle: "2h".parse().ok(), ..request(None) };
+        let refused = pod(&secret(), &task(&idle)).unwrap_err();
+        assert!(refused.contains("after 2h without activity, which is not measured in pods"), "{refused}");
     }
 }

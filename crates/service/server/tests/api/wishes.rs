@@ -76,6 +76,7 @@ fn times(queue: &str, max: Option<&str>, default: Option<&str>) -> SetQueueTimes
         queue: queue.to_owned(),
         max_time_s: max.map(seconds),
         default_time_s: default.map(seconds),
+        ..SetQueueTimes::default()
     }
 }
 
@@ -173,19 +174,91 @@ async fn managers_extend_and_owners_shorten() {
     let server = TestServer::start().await;
     let queue = server.queue("q").await;
     let task = enter(&server, &queue, &[("time", "2h")]).await.unwrap().pop().unwrap();
-    let by = |hours: u64| ExtendTask { task: task.clone(), by_s: hours * 3600 };
-    let less = |hours: u64| ShortenTask { task: task.clone(), by_s: hours * 3600 };
+    let by = |hours: u64| ExtendTask { task: task.clone(), by_s: hours * 3600, idle: false };
+    let less = |hours: u64| ShortenTask { task: task.clone(), by_s: hours * 3600, idle: false };
     let client = &server.client;
     assert_eq!(client.call(&by(1)).await.unwrap().time_limit_s.to_string(), "3h");
     assert_eq!(client.call(&less(2)).await.unwrap().time_limit_s.to_string(), "1h");
     let refused = client.call(&less(1)).await.unwrap_err().to_string();
     assert_eq!(refused, format!("task {task} may run 1h: from 1s to 366d have to be left"));
-    let refused =
-        client.call(&ExtendTask { task: task.clone(), by_s: u64::MAX }).await.unwrap_err().to_string();
+    let refused = client
+        .call(&ExtendTask { task: task.clone(), by_s: u64::MAX, idle: false })
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("from 1s to 366d have to be left"), "{refused}");
     let (task, by) = (enter(&server, &queue, &[]).await.unwrap().pop().unwrap(), 60);
-    let refused = client.call(&ExtendTask { task: task.clone(), by_s: by }).await.unwrap_err().to_string();
+    let refused =
+        client.call(&ExtendTask { task: task.clone(), by_s: by, idle: false }).await.unwrap_err().to_string();
     assert_eq!(refused, format!("task {task} has no time limit"));
+}
+
+async fn idle_limit(client: &Client, task: &str) -> Option<String> {
+    let request = GetTasks { id: vec![task.to_owned()], ..GetTasks::default() };
+    let limit = client.call(&request).await.unwrap().tasks[0].idle_limit_s;
+    let of_clearml = client.call_value("tasks.get_by_id", &json!({"task": task})).await.unwrap();
+    let of_clearml = of_clearml["task"].get("cantle_idle_limit_s").cloned();
+    assert_eq!(of_clearml, limit.map(|limit| json!(limit)), "agents read it there");
+    limit.map(|limit| limit.to_string())
+}
+
+#[tokio::test]
+async fn a_queue_limits_how_long_its_tasks_are_idle() {
+    let server = TestServer::start().await;
+    let queue = server.queue("short").await;
+    let client = &server.client;
+    for task in enter(&server, &queue, &[("time", "2h")]).await.unwrap() {
+        assert_eq!(idle_limit(client, &task).await, None, "no queue has one by itself");
+    }
+    let of = |max: Option<u64>, default: Option<u64>| SetQueueTimes {
+        queue: "short".to_owned(),
+        max_idle_s: max,
+        default_idle_s: default,
+        ..SetQueueTimes::default()
+    };
+    client.call(&of(Some(3600), None)).await.unwrap();
+    for (asked, expected) in
+        [(&[][..], "1h"), (&[("idle", "90s")][..], "1m30s"), (&[("idle", "1h")][..], "1h")]
+    {
+        for task in enter(&server, &queue, asked).await.unwrap() {
+            assert_eq!(idle_limit(client, &task).await.as_deref(), Some(expected), "{asked:?}");
+        }
+    }
+    let (code, text) = enter(&server, &queue, &[("idle", "2h")]).await.unwrap_err();
+    let says = "queue short lets tasks be idle for at most 1h; this task asks for 2h";
+    assert_eq!((code, text.as_str()), (9006, says));
+    let (_, text) = enter(&server, &queue, &[("idle", "10s")]).await.unwrap_err();
+    assert!(
+        text.contains("parameter cantle/idle is \"10s\"; write an idle time such as 2h, at least 1m"),
+        "{text}"
+    );
+
+    client.call(&of(None, Some(600))).await.unwrap();
+    let shown = client.call(&GetQueues {}).await.unwrap().queues;
+    let shown = shown.iter().find(|queue| queue.name == "short").unwrap();
+    assert_eq!((shown.max_idle_s, shown.default_idle_s), ("1h".parse().ok(), "10m".parse().ok()));
+    assert_eq!((shown.max_time_s, shown.default_time_s), (None, None));
+    let task = enter(&server, &queue, &[]).await.unwrap().pop().unwrap();
+    assert_eq!(idle_limit(client, &task).await.as_deref(), Some("10m"));
+    for (wrong, says) in [
+        (of(None, Some(7200)), "queue short would let tasks be idle for 2h by default, and for at most 1h"),
+        (of(Some(10), None), "max_idle_s: 10 is neither 0 nor between 60 and"),
+        (of(None, Some(u64::MAX)), "default_idle_s: 18446744073709551615 is neither 0 nor between 60 and"),
+    ] {
+        let refused = client.call(&wrong).await.unwrap_err().to_string();
+        assert!(refused.contains(says), "{refused}");
+    }
+    // It is changed apart from the time limit, which this task does not have.
+    let more = ExtendTask { task: task.clone(), by_s: 600, idle: true };
+    assert_eq!(client.call(&more).await.unwrap().time_limit_s.to_string(), "20m");
+    let less = ShortenTask { task: task.clone(), by_s: 900, idle: true };
+    assert_eq!(client.call(&less).await.unwrap().time_limit_s.to_string(), "5m");
+    assert_eq!(idle_limit(client, &task).await.as_deref(), Some("5m"));
+    let refused = client.call(&ExtendTask { idle: false, ..more }).await.unwrap_err().to_string();
+    assert_eq!(refused, format!("task {task} has no time limit"));
+    client.call(&of(Some(0), Some(0))).await.unwrap();
+    let task = enter(&server, &queue, &[]).await.unwrap().pop().unwrap();
+    assert_eq!(idle_limit(client, &task).await, None);
 }
 
 async fn reason(client: &Client, task: &str) -> String {

@@ -96,6 +96,8 @@ macro_rules! tuples {
 tuples! {
     (A 0, B 1);
     (A 0, B 1, C 2);
+    (A 0, B 1, C 2, D 3);
+    (A 0, B 1, C 2, D 3, E 4);
 }
 
 /// A text and its values, as one of the databases takes them: with `?` for each value, or with `$n`.

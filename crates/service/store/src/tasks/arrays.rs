@@ -320,7 +320,7 @@ fn element(
         made_by: None,
         tags: array.index.tags.clone(),
         system_tags: Vec::new(),
-        wishes: Wishes { time: array.time, ..Wishes::default() },
+        wishes: Wishes { time: array.time, idle: array.idle, ..Wishes::default() },
         doc,
     }
 }

@@ -4,7 +4,7 @@ use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
 
 use super::arrays::set_array;
-use super::wishes::{Wishes, insert_after, seconds};
+use super::wishes::{Wishes, idle_seconds, insert_after, seconds};
 use crate::data::TaskRow;
 use crate::db::{Sql, Tx, query};
 use crate::people::secrets::give;
@@ -226,8 +226,8 @@ impl Store {
         query(
             "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
              status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner, \
-             made_by, time_limit_s) \
-             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11, $12)",
+             made_by, time_limit_s, idle_limit_s) \
+             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10, $11, $12, $13)",
         )
         .bind(&new.id)
         .bind(&new.name)
@@ -241,6 +241,7 @@ impl Store {
         .bind(&new.owner)
         .bind(&new.made_by)
         .bind(seconds(new.wishes.time))
+        .bind(idle_seconds(new.wishes.idle))
         .execute(&mut *tx)
         .await?;
         insert_after(tx, &new.id, &new.wishes.after).await?;

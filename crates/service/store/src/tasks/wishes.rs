@@ -1,9 +1,9 @@
-//! The requests of a task that enters a queue, apart from its size: how long it may run, which tasks end before, and
+//! The requests of a task that enters a queue, apart from its size: how long it may run and be idle, which tasks end before, and
 //! whether many are to be made of it.
 
 use std::collections::BTreeMap;
 
-use cantle_model::{After, ArraySpec, TaskStatus, TimeLimit};
+use cantle_model::{After, ArraySpec, IdleTime, TaskStatus, TimeLimit};
 
 use super::arrays::{is_array, set_array};
 use super::flow::{about, entry, queue_name, refusal};
@@ -17,6 +17,8 @@ use crate::{Store, StoreError, row};
 pub struct Wishes {
     /// How long it may run.
     pub time: Option<TimeLimit>,
+    /// For how long it may be idle.
+    pub idle: Option<IdleTime>,
     /// The tasks that end before it starts, by id.
     pub after: Vec<After>,
     /// The tasks that are made of it instead of running it.
@@ -25,13 +27,17 @@ pub struct Wishes {
     pub secrets: Vec<String>,
 }
 
-/// How long the tasks of a queue may run.
+/// How long the tasks of a queue may run, and be idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueTimes {
     /// At most; also for a task that asks for nothing, where no default is given.
     pub max: Option<TimeLimit>,
     /// For a task that asks for nothing.
     pub default: Option<TimeLimit>,
+    /// For how long a task may be idle at most; also one that asks for nothing, where no default is given.
+    pub max_idle: Option<IdleTime>,
+    /// For how long a task may be idle that asks for nothing.
+    pub default_idle: Option<IdleTime>,
 }
 
 /// A column of seconds. A value that an administrator wrote into the database by hand and that is no limit, is ignored.
@@ -42,6 +48,25 @@ pub(crate) fn limit(seconds: Option<i64>) -> Option<TimeLimit> {
 /// A limit as such a column has it.
 pub(crate) fn seconds(limit: Option<TimeLimit>) -> Option<i64> {
     limit.map(|limit| limit.seconds().cast_signed())
+}
+
+/// As [`limit`].
+pub(crate) fn idle(seconds: Option<i64>) -> Option<IdleTime> {
+    IdleTime::of_seconds(u64::try_from(seconds?).ok()?)
+}
+
+/// As [`seconds`].
+pub(crate) fn idle_seconds(idle: Option<IdleTime>) -> Option<i64> {
+    idle.map(|idle| idle.seconds().cast_signed())
+}
+
+/// Which of the limits of a task is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangedLimit {
+    /// How long it may run.
+    Run,
+    /// For how long it may be idle.
+    Idle,
 }
 
 impl Store {
@@ -57,12 +82,17 @@ impl Store {
             .execute(&mut write.tx)
             .await?;
         if times != QueueTimes::default() {
-            query("INSERT INTO queue_times (queue, max_s, default_s) VALUES ($1, $2, $3)")
-                .bind(queue)
-                .bind(seconds(times.max))
-                .bind(seconds(times.default))
-                .execute(&mut write.tx)
-                .await?;
+            query(
+                "INSERT INTO queue_times (queue, max_s, default_s, max_idle_s, default_idle_s) \
+                 VALUES ($1, $2, $3, $4, $5)",
+            )
+            .bind(queue)
+            .bind(seconds(times.max))
+            .bind(seconds(times.default))
+            .bind(idle_seconds(times.max_idle))
+            .bind(idle_seconds(times.default_idle))
+            .execute(&mut write.tx)
+            .await?;
         }
         write.commit().await
     }
@@ -72,10 +102,17 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn queue_times(&self) -> Result<BTreeMap<String, QueueTimes>, StoreError> {
-        let rows: Vec<(String, Option<i64>, Option<i64>)> =
-            query_as("SELECT queue, max_s, default_s FROM queue_times").fetch_all(&self.readers).await?;
-        let times = |max, default| QueueTimes { max: limit(max), default: limit(default) };
-        Ok(rows.into_iter().map(|(queue, max, default)| (queue, times(max, default))).collect())
+        type Seconds = Option<i64>;
+        let rows: Vec<(String, Seconds, Seconds, Seconds, Seconds)> =
+            query_as("SELECT queue, max_s, default_s, max_idle_s, default_idle_s FROM queue_times")
+                .fetch_all(&self.readers)
+                .await?;
+        let times = |(queue, max, default, max_idle, default_idle)| {
+            let (max, default) = (limit(max), limit(default));
+            let (max_idle, default_idle) = (idle(max_idle), idle(default_idle));
+            (queue, QueueTimes { max, default, max_idle, default_idle })
+        };
+        Ok(rows.into_iter().map(times).collect())
     }
 
     /// The projects that limit the time of their tasks, by name.
@@ -110,9 +147,10 @@ impl Store {
             if old.has_run() || waits || entry(&mut write.tx, task).await?.is_some() {
                 continue;
             }
-            query("UPDATE tasks SET time_limit_s = $2 WHERE id = $1")
+            query("UPDATE tasks SET time_limit_s = $2, idle_limit_s = $3 WHERE id = $1")
                 .bind(task)
                 .bind(seconds(wishes.time))
+                .bind(idle_seconds(wishes.idle))
                 .execute(&mut write.tx)
                 .await?;
             query("DELETE FROM task_after WHERE task = $1").bind(task).execute(&mut write.tx).await?;
@@ -129,23 +167,26 @@ impl Store {
             return Ok(ids.is_empty());
         }
         let mut sql = Sql::new(
-            "SELECT id, time_limit_s, (SELECT COUNT(*) FROM task_after WHERE task = tasks.id) \
+            "SELECT id, time_limit_s, idle_limit_s, (SELECT COUNT(*) FROM task_after WHERE task = tasks.id) \
              + (SELECT COUNT(*) FROM arrays WHERE task = tasks.id) FROM tasks WHERE 1 = 1",
         );
         any_of(&mut sql, "id", ids);
-        let rows: Vec<(String, Option<i64>, i64)> = sql.build_as().fetch_all(&self.readers).await?;
-        let mut times: BTreeMap<String, Option<i64>> = BTreeMap::new();
-        for (task, time, more) in rows {
+        let rows: Vec<(String, Option<i64>, Option<i64>, i64)> =
+            sql.build_as().fetch_all(&self.readers).await?;
+        let mut times = BTreeMap::new();
+        for (task, time, idle, more) in rows {
             if more > 0 {
                 return Ok(false);
             }
-            times.insert(task, time);
+            times.insert(task, (time, idle));
         }
-        let same = |(task, wishes): &(String, Wishes)| times.get(task) == Some(&seconds(wishes.time));
+        let same = |(task, wishes): &(String, Wishes)| {
+            times.get(task) == Some(&(seconds(wishes.time), idle_seconds(wishes.idle)))
+        };
         Ok(wishes.iter().all(same))
     }
 
-    /// Changes how long a task may run, with a function that gets the old limit.
+    /// Changes how long a task may run, or be idle, with a function that gets the old limit.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a task that neither waits nor runs; [`StoreError::NoTime`] if it has
@@ -153,6 +194,7 @@ impl Store {
     pub async fn change_time(
         &self,
         task: &str,
+        which: ChangedLimit,
         change: &Change,
         to: impl FnOnce(TimeLimit) -> Option<TimeLimit> + Send,
     ) -> Result<TimeLimit, StoreError> {
@@ -161,17 +203,26 @@ impl Store {
         if !matches!(old.index.status, TaskStatus::Queued | TaskStatus::InProgress) {
             return Err(refusal(&old, "another time limit"));
         }
-        let none = |limit| StoreError::NoTime { task: task.to_owned(), limit };
-        let was = old.time.ok_or_else(|| none(None))?;
-        let new = to(was).ok_or_else(|| none(Some(was)))?;
-        query("UPDATE tasks SET time_limit_s = $2, last_update_us = $3 WHERE id = $1")
-            .bind(task)
-            .bind(seconds(Some(new)))
-            .bind(change.now_us)
-            .execute(&mut write.tx)
-            .await?;
+        let none = |limit| StoreError::NoTime { task: task.to_owned(), which, limit };
+        let (was, is_possible, sql, may): (_, fn(&TimeLimit) -> bool, _, _) = match which {
+            ChangedLimit::Run => (
+                old.time,
+                |_| true,
+                "UPDATE tasks SET time_limit_s = $2, last_update_us = $3 WHERE id = $1",
+                "may run",
+            ),
+            ChangedLimit::Idle => (
+                limit(idle_seconds(old.idle)),
+                |new| IdleTime::of_seconds(new.seconds()).is_some(),
+                "UPDATE tasks SET idle_limit_s = $2, last_update_us = $3 WHERE id = $1",
+                "may be idle for",
+            ),
+        };
+        let was = was.ok_or_else(|| none(None))?;
+        let new = to(was).filter(is_possible).ok_or_else(|| none(Some(was)))?;
+        query(sql).bind(task).bind(seconds(Some(new))).bind(change.now_us).execute(&mut write.tx).await?;
         let event =
-            EventRow { queue: None, ..about(&old, "time", change, format!("may run {new}, before {was}")) };
+            EventRow { queue: None, ..about(&old, "time", change, format!("{may} {new}, before {was}")) };
         self.record(&mut write.tx, event).await?;
         write.commit().await?;
         Ok(new)

@@ -1,8 +1,10 @@
 //! How long a task may run, and which tasks end before it starts.
 
 use cantle_model::TaskStatus::{self, Completed, Created, Failed, InProgress, Queued, Stopped};
-use cantle_model::{After, Ending, Measured, TimeLimit};
-use cantle_store::{Change, NewTask, QueueTimes, Settled, Store, StoreError, TaskClaim, Terms, Wishes};
+use cantle_model::{After, Ending, IdleTime, Measured, TimeLimit};
+use cantle_store::{
+    Change, ChangedLimit, NewTask, QueueTimes, Settled, Store, StoreError, TaskClaim, Terms, Wishes,
+};
 use serde_json::Map;
 
 use crate::common;
@@ -192,11 +194,11 @@ async fn a_time_limit_stays_with_the_task_and_changes_only_while_it_waits_or_run
     let new = NewTask { wishes: Wishes { time: hours(2), ..Wishes::default() }, ..new("a", Vec::new()) };
     store.create_task(&new, 1).await.unwrap();
     let longer = |was: TimeLimit| TimeLimit::of_seconds(was.seconds() + 3600);
-    let refused = store.change_time("a", &at(1), longer).await;
+    let refused = store.change_time("a", ChangedLimit::Run, &at(1), longer).await;
     assert!(matches!(refused, Err(StoreError::Status { from: Created, .. })), "{refused:?}");
     store.enqueue("a", "q", &at(2)).await.unwrap();
-    assert_eq!(store.change_time("a", &at(3), longer).await.unwrap(), hours(3).unwrap());
-    let refused = store.change_time("a", &at(3), |_| None).await.unwrap_err().to_string();
+    assert_eq!(store.change_time("a", ChangedLimit::Run, &at(3), longer).await.unwrap(), hours(3).unwrap());
+    let refused = store.change_time("a", ChangedLimit::Run, &at(3), |_| None).await.unwrap_err().to_string();
     assert_eq!(refused, "task a may run 3h: from 1s to 366d have to be left");
     store.close().await;
     let store = fresh.open().await;
@@ -209,8 +211,37 @@ async fn a_time_limit_stays_with_the_task_and_changes_only_while_it_waits_or_run
     assert_eq!(store.task("a").await.unwrap().time, hours(1), "for its next run");
     submit(&store, "b", Vec::new()).await;
     assert_eq!(
-        store.change_time("b", &at(4), longer).await.unwrap_err().to_string(),
+        store.change_time("b", ChangedLimit::Run, &at(4), longer).await.unwrap_err().to_string(),
         "task b has no time limit"
+    );
+}
+
+#[tokio::test]
+async fn an_idle_time_is_kept_and_changed_apart_from_the_time_limit() {
+    let (store, fresh) = open().await;
+    let minutes = |n: u64| IdleTime::of_seconds(n * 60);
+    let wishes = Wishes { time: TimeLimit::of_seconds(7200), idle: minutes(30), ..Wishes::default() };
+    let new = NewTask { wishes, ..new("a", Vec::new()) };
+    store.submit(&new, "q", &at(1)).await.unwrap();
+    let by = |seconds: i64| {
+        move |was: TimeLimit| TimeLimit::of_seconds(was.seconds().checked_add_signed(seconds)?)
+    };
+    let idle = ChangedLimit::Idle;
+    assert_eq!(store.change_time("a", idle, &at(2), by(600)).await.unwrap().to_string(), "40m");
+    let refused = store.change_time("a", idle, &at(3), by(-2399)).await.unwrap_err().to_string();
+    assert_eq!(refused, "task a may be idle for 40m: from 1m to 366d have to be left");
+    store.close().await;
+    let store = fresh.open().await;
+    let row = store.task("a").await.unwrap();
+    assert_eq!((row.idle, row.time), (minutes(40), TimeLimit::of_seconds(7200)), "after a restart, too");
+    end(&store, "a", Completed).await;
+    store.set_wishes(&[("a".into(), Wishes { idle: minutes(5), ..Wishes::default() })]).await.unwrap();
+    let row = store.task("a").await.unwrap();
+    assert_eq!((row.idle, row.time), (minutes(5), None), "for its next run");
+    submit(&store, "b", Vec::new()).await;
+    assert_eq!(
+        store.change_time("b", idle, &at(4), by(60)).await.unwrap_err().to_string(),
+        "task b may be idle as long as it likes"
     );
 }
 
@@ -259,7 +290,11 @@ async fn the_server_ends_tasks_of_agents_that_know_no_limits() {
 #[tokio::test]
 async fn a_queue_keeps_its_times_until_it_is_deleted() {
     let (store, _fresh) = open().await;
-    let times = QueueTimes { max: TimeLimit::of_seconds(7200), default: None };
+    let times = QueueTimes {
+        max: TimeLimit::of_seconds(7200),
+        default_idle: IdleTime::of_seconds(600),
+        ..QueueTimes::default()
+    };
     store.set_queue_times("q", times).await.unwrap();
     assert_eq!(store.queue_times().await.unwrap()["q"], times);
     store.set_queue_times("q", QueueTimes::default()).await.unwrap();

@@ -204,6 +204,7 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, peop
         started: row.index.started_us.map(rfc3339),
         ended: row.index.completed_us.map(rfc3339),
         time_limit_s: row.time,
+        idle_limit_s: row.idle,
         array: None,
     }
 }
@@ -254,6 +255,8 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
             requeue_after_s: requeues.get(&queue.id).and_then(|ms| u64::try_from(ms / 1000).ok()),
             max_time_s: times.get(&queue.id).and_then(|times| times.max),
             default_time_s: times.get(&queue.id).and_then(|times| times.default),
+            max_idle_s: times.get(&queue.id).and_then(|times| times.max_idle),
+            default_idle_s: times.get(&queue.id).and_then(|times| times.default_idle),
             preempt: preempts.get(&queue.id).copied(),
             tasks: queue
                 .entries

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use cantle_clearml::tasks::HyperParams;
 use cantle_clearml::times::{ExtendTask, NewTimeLimit, SetQueueTimes, ShortenTask};
 use cantle_clearml::{Empty, RequestedFlow, TaskRequest, subcode};
-use cantle_model::{After, Met, TimeLimit};
-use cantle_store::{AfterRow, QueueTimes, StoreError, TaskFilter, Wishes, WithParams};
+use cantle_model::{After, IdleTime, Met, TimeLimit};
+use cantle_store::{AfterRow, ChangedLimit, QueueTimes, StoreError, TaskFilter, Wishes, WithParams};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ async fn times_of(call: &Call, queue: &str) -> Result<QueueTimes, ApiError> {
     Ok(call.store.queue_times().await?.get(queue).copied().unwrap_or_default())
 }
 
-/// How long tasks that enter a queue may run.
+/// How long tasks that enter a queue may run, and be idle.
 struct Times {
     queue: String,
     of_queue: QueueTimes,
@@ -122,19 +122,36 @@ impl Times {
             let of_queue = self.of_queue.default.or(self.of_queue.max);
             return Ok(of_queue.into_iter().chain(most.map(|most| most.time)).min());
         };
-        let refusal = |what: String| {
-            ApiError::new(400, subcode::OVER_TIME, format!("{what}; this task asks for {asked}"))
-        };
+        let refusal = |what: String| too_long(format!("{what}; this task asks for {asked}"));
         if let Some(max) = self.of_queue.max.filter(|max| asked > *max) {
-            let names = call.store.queue_names().await?;
-            let name = names.iter().find(|(id, _)| *id == self.queue).map_or(&self.queue, |(_, name)| name);
-            return Err(refusal(format!("queue {name} gives tasks at most {max}")));
+            return Err(refusal(format!("queue {} gives tasks at most {max}", self.queue_name(call).await?)));
         }
         if let Some(MostTime { time, whose }) = most.filter(|most| asked > most.time) {
             return Err(refusal(format!("tasks of {whose} run at most {time}")));
         }
         Ok(Some(asked))
     }
+
+    /// For how long a task may be idle that asks for `own`.
+    async fn idle_of_task(&self, call: &Call, own: Option<IdleTime>) -> Result<Option<IdleTime>, ApiError> {
+        let Some(asked) = own else { return Ok(self.of_queue.default_idle.or(self.of_queue.max_idle)) };
+        match self.of_queue.max_idle.filter(|max| asked > *max) {
+            Some(max) => Err(too_long(format!(
+                "queue {} lets tasks be idle for at most {max}; this task asks for {asked}",
+                self.queue_name(call).await?
+            ))),
+            None => Ok(Some(asked)),
+        }
+    }
+
+    async fn queue_name(&self, call: &Call) -> Result<String, ApiError> {
+        let mut names = call.store.queue_names().await?.into_iter();
+        Ok(names.find(|(id, _)| *id == self.queue).map_or_else(|| self.queue.clone(), |(_, name)| name))
+    }
+}
+
+fn too_long(text: String) -> ApiError {
+    ApiError::new(400, subcode::OVER_TIME, text)
 }
 
 async fn wishes(
@@ -146,10 +163,11 @@ async fn wishes(
 ) -> Result<Wishes, ApiError> {
     // They were readable when they were written.
     let params = params.and_then(|params| HyperParams::deserialize(params).ok()).unwrap_or_default();
-    let RequestedFlow { time: own, after, array, .. } = TaskRequest::flow_of(&params)
+    let RequestedFlow { time: own, idle, after, array, .. } = TaskRequest::flow_of(&params)
         .map_err(|error| ApiError::invalid(error.to_string()).caused_by(error))?;
     let time = times.of_task(call, own, most).await?;
-    Ok(Wishes { time, after: open(call, task, after.0).await?, array, ..Wishes::default() })
+    let idle = times.idle_of_task(call, idle).await?;
+    Ok(Wishes { time, idle, after: open(call, task, after.0).await?, array, ..Wishes::default() })
 }
 
 /// Those of the tasks to wait for that have not ended yet. A condition that can never be met is refused.
@@ -197,7 +215,7 @@ async fn open(call: &Call, task: &str, after: Vec<After>) -> Result<Vec<After>, 
 }
 
 async fn set_queue_times(call: Call, request: SetQueueTimes) -> Result<Empty, ApiError> {
-    let SetQueueTimes { queue, max_time_s, default_time_s } = request;
+    let SetQueueTimes { queue, max_time_s, default_time_s, max_idle_s, default_idle_s } = request;
     let (id, name) = queue_named(&call, &queue).await?;
     let mut times = times_of(&call, &id).await?;
     let limit = |what: &str, seconds: u64| match seconds {
@@ -212,11 +230,31 @@ async fn set_queue_times(call: Call, request: SetQueueTimes) -> Result<Empty, Ap
     if let Some(seconds) = default_time_s {
         times.default = limit("default_time_s", seconds)?;
     }
+    let idle = |what: &str, seconds: u64| match seconds {
+        0 => Ok(None),
+        _ => IdleTime::of_seconds(seconds).map(Some).ok_or_else(|| {
+            let (least, most) = (IdleTime::LEAST_S, TimeLimit::MOST_S);
+            ApiError::invalid(format!("{what}: {seconds} is neither 0 nor between {least} and {most}"))
+        }),
+    };
+    if let Some(seconds) = max_idle_s {
+        times.max_idle = idle("max_idle_s", seconds)?;
+    }
+    if let Some(seconds) = default_idle_s {
+        times.default_idle = idle("default_idle_s", seconds)?;
+    }
     if let (Some(default), Some(max)) = (times.default, times.max)
         && default > max
     {
         let text = format!("queue {name} would give tasks {default} by default, and at most {max}");
-        return Err(ApiError::new(400, subcode::OVER_TIME, text));
+        return Err(too_long(text));
+    }
+    if let (Some(default), Some(max)) = (times.default_idle, times.max_idle)
+        && default > max
+    {
+        let text =
+            format!("queue {name} would let tasks be idle for {default} by default, and for at most {max}");
+        return Err(too_long(text));
     }
     call.store.set_queue_times(&id, times).await?;
     Ok(Empty {})
@@ -225,11 +263,15 @@ async fn set_queue_times(call: Call, request: SetQueueTimes) -> Result<Empty, Ap
 async fn extend(call: Call, request: ExtendTask) -> Result<NewTimeLimit, ApiError> {
     let (task, change) = (call.task(&request.task).await?, call.change(false, None, None));
     let more = |was: TimeLimit| TimeLimit::of_seconds(was.seconds().checked_add(request.by_s)?);
-    Ok(NewTimeLimit { time_limit_s: call.store.extend(&task, &change, more).await? })
+    Ok(NewTimeLimit { time_limit_s: call.store.extend(&task, changed(request.idle), &change, more).await? })
 }
 
 async fn shorten(call: Call, request: ShortenTask) -> Result<NewTimeLimit, ApiError> {
     let (task, change) = (call.task(&request.task).await?, call.change(false, None, None));
     let less = |was: TimeLimit| TimeLimit::of_seconds(was.seconds().checked_sub(request.by_s)?);
-    Ok(NewTimeLimit { time_limit_s: call.store.shorten(&task, &change, less).await? })
+    Ok(NewTimeLimit { time_limit_s: call.store.shorten(&task, changed(request.idle), &change, less).await? })
+}
+
+const fn changed(idle: bool) -> ChangedLimit {
+    if idle { ChangedLimit::Idle } else { ChangedLimit::Run }
 }

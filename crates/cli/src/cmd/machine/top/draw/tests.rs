@@ -24,6 +24,7 @@ fn task(id: &str, state: TaskStatus, reason: Option<&str>) -> TaskView {
         started: None,
         ended: None,
         time_limit_s: None,
+        idle_limit_s: None,
         array: None,
     }
 }
