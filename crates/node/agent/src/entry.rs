@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 
 use crate::command;
 use crate::environment::Environment;
-use crate::executor::limit_of;
+use crate::executor::{idle_limit_of, limit_of};
 use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
 use crate::task_user::remove_workspace;
 
@@ -87,6 +87,7 @@ impl LeasedTask {
         let mut command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
         self.job.name.clone_from(&task.name);
         self.job.time_limit = limit_of(task);
+        self.job.idle_limit = idle_limit_of(task);
         // A container has directories of its own.
         if command::is_sdk(&command.argv) && env.config.docker.is_none() {
             self.job.workspace = env.config.sdk.of_user(user.as_ref()).workspace(&self.job.lease);

@@ -48,6 +48,7 @@ mod error;
 mod exec;
 mod executor;
 mod first_call;
+mod idle;
 mod journal;
 mod listener;
 mod meter;

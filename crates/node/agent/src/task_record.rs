@@ -15,7 +15,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{Holder, LeaseId, Measured, QueueId, Slice, TaskId, TimeLimit};
+use cantle_model::{Holder, IdleTime, LeaseId, Measured, QueueId, Slice, TaskId, TimeLimit};
 use cantle_node::{Command, NodeError};
 use cantle_runtime::TaskDirectory;
 use cantle_runtime::files::{self, Durability, FileError};
@@ -64,6 +64,9 @@ pub(crate) struct TaskRecord {
     /// How long it may run, from `started_ms` on.
     #[serde(default)]
     pub(crate) time_limit: Option<TimeLimit>,
+    /// For how long it may be idle.
+    #[serde(default)]
+    pub(crate) idle_limit: Option<IdleTime>,
     /// When its first process was started, in milliseconds since 1970.
     #[serde(default)]
     pub(crate) started_ms: Option<i64>,
@@ -216,6 +219,7 @@ mod tests {
             run: None,
             workspace: None,
             time_limit: None,
+            idle_limit: None,
             started_ms: None,
             command: None,
         }

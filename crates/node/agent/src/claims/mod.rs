@@ -211,6 +211,7 @@ fn reserve(
         run: None,
         workspace: None,
         time_limit: None,
+        idle_limit: None,
         started_ms: None,
         command: None,
     };

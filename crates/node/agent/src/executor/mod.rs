@@ -25,13 +25,14 @@ use tracing::Instrument as _;
 use crate::claims::{Handover, no_room};
 use crate::entry::{LeasedTask, Tasks};
 use crate::environment::Environment;
+use crate::idle::{IdleNews, IdleWatch};
 use crate::task_record::Stop;
 use launch::Launch;
 use run::Run;
 use watchdog_thread::WatchdogThread;
 
 pub use stop_requests::AbortCommand;
-pub(crate) use time::limit_of;
+pub(crate) use time::{idle_limit_of, limit_of};
 
 /// How long a node without room for a task starts none.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -46,6 +47,8 @@ pub(crate) enum Update {
     MadeRoom(Result<(), String>),
     /// The watchdog has found something out.
     Found(Finding),
+    /// It is idle, or not any more.
+    Idle(IdleNews),
     /// The task and all processes it left behind are gone.
     Ended(Exit),
 }
@@ -75,6 +78,7 @@ pub(crate) struct Executor {
     updates: mpsc::UnboundedReceiver<(LeaseId, Update)>,
     sender: UpdateSender,
     watchdog: WatchdogThread,
+    idle: IdleWatch,
     /// When the GPUs were last described for the metrics.
     described_at: Option<Instant>,
     /// The suspended tasks of this node, whether this agent started them or not.
@@ -91,11 +95,14 @@ impl Executor {
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
         let watchdog = WatchdogThread::start(env, sender.clone());
+        let news = sender.clone();
+        let idle = IdleWatch::start(env, move |lease, what| drop(news.send((lease, Update::Idle(what)))));
         Self {
             tasks: Tasks::default(),
             updates,
             sender,
             watchdog,
+            idle,
             described_at: None,
             suspended: Vec::new(),
             recovery: Recovery::new(&env.config.installation),
@@ -121,6 +128,7 @@ impl Executor {
             Handover::Adopt { entry, running } => {
                 let lease = entry.job.lease.clone();
                 self.watchdog.add(lease.clone(), running.stopper());
+                self.idle.add(lease.clone(), running.stopper());
                 self.tasks.insert(lease, Run::adopted(env, entry, *running, &self.sender));
                 None
             }
@@ -166,6 +174,7 @@ impl Executor {
             Update::Started(started) => match *started {
                 Ok(running) => {
                     self.watchdog.add(lease.clone(), running.stopper());
+                    self.idle.add(lease.clone(), running.stopper());
                     found.get_mut().started(env, running, &self.sender);
                     None
                 }
@@ -186,8 +195,13 @@ impl Executor {
                 found.get_mut().found(env, finding);
                 None
             }
+            Update::Idle(news) => {
+                found.get_mut().idle_news(env, news);
+                None
+            }
             Update::Ended(exit) => {
                 self.watchdog.remove(lease);
+                self.idle.remove(lease);
                 Some(Departure::Ended(found.remove().ended(env, exit)))
             }
         }

@@ -36,6 +36,8 @@ pub(super) struct Run {
     pub(super) recalled_until_ms: Option<i64>,
     /// How far it has got with making room for another task.
     pub(super) room: MakingRoom,
+    /// Somebody has changed its limits since the last scan.
+    pub(super) is_cared_for: bool,
     /// Its slices have changed, and the server has not confirmed that it knows.
     pub(super) is_changed: bool,
 }
@@ -71,6 +73,7 @@ impl Run {
             changes: 0,
             recalled_until_ms: None,
             room: MakingRoom::default(),
+            is_cared_for: false,
             is_changed: false,
         }
     }

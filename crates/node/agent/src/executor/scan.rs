@@ -6,8 +6,10 @@ use cantle_node::{Finding, Watch};
 use tokio::time::Instant;
 
 use super::Executor;
+use super::make_room::MakingRoom;
 use super::run::Run;
 use crate::environment::Environment;
+use crate::idle::IdleWatch;
 use crate::meter::count;
 use crate::task_record::Stop;
 use crate::view;
@@ -24,6 +26,7 @@ impl Executor {
         self.tasks.values_mut().for_each(|run| run.scan_refusals(env, now));
         self.tasks.values_mut().for_each(|run| run.end_pre_stop(env, now));
         self.tasks.values_mut().for_each(|run| run.end_time(env, now));
+        self.tasks.values_mut().for_each(|run| run.follow_idle(&self.idle));
         self.follow(env);
         if self.described_at.is_none_or(|at| now.duration_since(at) >= DESCRIBE_INTERVAL) {
             self.described_at = Some(now);
@@ -35,6 +38,14 @@ impl Executor {
 }
 
 impl Run {
+    /// A task that makes room for others cannot work meanwhile.
+    fn follow_idle(&mut self, idle: &IdleWatch) {
+        let is_active = std::mem::take(&mut self.is_cared_for)
+            || !matches!(self.room, MakingRoom::Holds | MakingRoom::Stays);
+        let job = &self.entry().job;
+        idle.follow(&job.lease, &job.slices, job.idle_limit, is_active);
+    }
+
     /// Reports what the watchdog found out; the task is ended already if it was to be.
     pub(super) fn found(&mut self, env: &Environment, finding: Finding) {
         match finding {

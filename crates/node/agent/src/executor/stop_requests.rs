@@ -78,7 +78,9 @@ impl Executor {
         for run in self.tasks.values_mut().filter(|run| is_watched(run)) {
             let id = task_id(run);
             let task = tasks.get(&id);
-            run.set_limit(env, task.and_then(|task| task.cantle_time_limit_s));
+            let limits = task.map(|task| (task.cantle_time_limit_s, task.cantle_idle_limit_s));
+            let (time, idle) = limits.unwrap_or_default();
+            run.set_limits(env, time, idle);
             let Some(stop) = requested_stop(task) else { continue };
             if run.pre_stop().is_none() {
                 // The server has noted the request itself.
@@ -138,7 +140,7 @@ async fn read_tasks(env: &Environment, ids: Vec<String>) -> Result<BTreeMap<Stri
         return Ok(BTreeMap::new());
     }
     let fields = [TIMEOUT, POLL, COMPLETED].map(|name| format!("runtime.{name}"));
-    let fields = ["id", "status", "status_message", "cantle_time_limit_s"]
+    let fields = ["id", "status", "status_message", "cantle_time_limit_s", "cantle_idle_limit_s"]
         .into_iter()
         .chain(fields.iter().map(String::as_str));
     let list = Listing::fields(ids, &fields.collect::<Vec<_>>());

@@ -1,15 +1,16 @@
-//! Time limits. They are kept without the server: the limit and the start are in the task's record, so a task ends in time also
+//! Time limits, and idle times. They are kept without the server: the limit and the start are in the task's record, so a task ends in time also
 //! when the server is away, and when the agent was started again.
 
 use std::time::Duration;
 
 use cantle_clearml::{TaskRequest, tasks};
-use cantle_model::TimeLimit;
+use cantle_model::{IdleTime, TimeLimit};
 use cantle_node::clock::now_ms;
 use tokio::time::Instant;
 
 use super::run::Run;
 use crate::environment::Environment;
+use crate::idle::{IdleNews, shown};
 use crate::task_record::{Stop, TaskRecord};
 
 /// How long a task may run. cantle's server knows the limits of its queues; from another server it is what the task asks for.
@@ -17,6 +18,12 @@ pub(crate) fn limit_of(task: &tasks::Task) -> Option<TimeLimit> {
     // A request that cannot be read is refused with the task's command.
     let asked = || TaskRequest::flow_of(&task.hyperparams).ok()?.time;
     task.cantle_time_limit_s.or_else(asked)
+}
+
+/// For how long a task may be idle, in the same way.
+pub(crate) fn idle_limit_of(task: &tasks::Task) -> Option<IdleTime> {
+    let asked = || TaskRequest::flow_of(&task.hyperparams).ok()?.idle;
+    task.cantle_idle_limit_s.or_else(asked)
 }
 
 /// The end of a run that began at `began`, by a clock that cannot be set; `None` if it has no limit.
@@ -38,13 +45,15 @@ impl Run {
         self.keep_time(env);
     }
 
-    /// The server has another limit for it.
-    pub(super) fn set_limit(&mut self, env: &Environment, limit: Option<TimeLimit>) {
-        // A server that names none does not know limits.
-        if limit.is_none() || limit == self.entry().job.time_limit {
+    /// The server has these limits for it. Where it names none, it does not know limits. A change shows that somebody cares about the task.
+    pub(super) fn set_limits(&mut self, env: &Environment, time: Option<TimeLimit>, idle: Option<IdleTime>) {
+        let job = &mut self.entry_mut().job;
+        let (time, idle) = (time.or(job.time_limit), idle.or(job.idle_limit));
+        if (time, idle) == (job.time_limit, job.idle_limit) {
             return;
         }
-        self.entry_mut().job.time_limit = limit;
+        (job.time_limit, job.idle_limit) = (time, idle);
+        self.is_cared_for = true;
         self.keep_time(env);
     }
 
@@ -71,10 +80,39 @@ impl Run {
     pub(super) fn end_time(&mut self, env: &Environment, now: Instant) {
         let Some(limit) = self.entry().job.time_limit else { return };
         let is_over = end(&self.entry().job, self.began()).is_some_and(|end| now >= end);
-        if is_over && self.is_running_unstopped() && self.pre_stop().is_none() {
-            let why = limit.is_over();
-            env.note_in_task_log("time", self.entry(), &format!("stopped: {why}"));
+        if is_over {
+            self.end_for(env, "time", limit.is_over());
+        }
+    }
+
+    fn end_for(&mut self, env: &Environment, kind: &str, why: String) {
+        if self.is_running_unstopped() && self.pre_stop().is_none() {
+            env.note_in_task_log(kind, self.entry(), &format!("stopped: {why}"));
             self.stop(env, Stop::Enforced(why));
+        }
+    }
+
+    /// Warns it, or ends it, as its activity says.
+    pub(super) fn idle_news(&mut self, env: &Environment, news: IdleNews) {
+        match news {
+            IdleNews::Warn { idle, left } => {
+                let text = format!(
+                    "idle for {}: it is stopped in {} unless it works, or somebody uses its terminal or notebook",
+                    shown(idle),
+                    shown(left)
+                );
+                env.note_in_task_log("idle", self.entry(), &text);
+            }
+            IdleNews::Resumed => env.note_in_task_log("active", self.entry(), "active again: it goes on"),
+            IdleNews::Unknown(why) => {
+                let text = format!("it is not stopped for being idle, which cannot be measured: {why}");
+                env.note_in_task_log("watch", self.entry(), &text);
+            }
+            // The executor may have got another limit since.
+            IdleNews::Over(limit) if self.entry().job.idle_limit == Some(limit) => {
+                self.end_for(env, "time", limit.is_over());
+            }
+            IdleNews::Over(_) => {}
         }
     }
 }
@@ -91,6 +129,12 @@ mod tests {
         let task = tasks::Task { cantle_time_limit_s: "2h".parse().ok(), ..task };
         assert_eq!(limit_of(&task), "2h".parse().ok());
         assert_eq!(limit_of(&tasks::Task::default()), None);
+
+        let asked = TaskRequest { idle: "1h".parse().ok(), ..TaskRequest::default() };
+        let task = tasks::Task { hyperparams: asked.to_hyperparams(), ..tasks::Task::default() };
+        assert_eq!(idle_limit_of(&task), "1h".parse().ok());
+        let task = tasks::Task { cantle_idle_limit_s: "2h".parse().ok(), ..task };
+        assert_eq!(idle_limit_of(&task), "2h".parse().ok());
     }
 
     #[test]
