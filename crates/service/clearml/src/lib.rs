@@ -31,6 +31,7 @@ pub mod pools;
 pub mod projects;
 pub mod queues;
 pub mod quotas;
+pub mod runs;
 pub mod secrets;
 pub mod sessions;
 pub mod tasks;

@@ -65,11 +65,8 @@ impl TaskRow {
 
     /// Its newest run lasts for sure: it runs, or was taken to run. Each step that ends a run changes one of both.
     pub(crate) fn has_run(&self) -> bool {
-        match self.index.status {
-            TaskStatus::InProgress => true,
-            TaskStatus::Queued => self.taken_us.is_some(),
-            _ => false,
-        }
+        let is_taken = self.index.status == TaskStatus::Queued && self.taken_us.is_some();
+        is_taken || self.index.status == TaskStatus::InProgress
     }
 }
 

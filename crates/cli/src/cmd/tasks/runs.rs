@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::{GetRuns, RunView};
+use cantle_clearml::runs::{GetRuns, RunView};
 use cantle_clearml::subcode;
 use clap::Args;
 use clap_complete::ArgValueCompleter;

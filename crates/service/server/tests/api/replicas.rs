@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use cantle_clearml::cantle::{GetEvents, GetRuns};
+use cantle_clearml::cantle::GetEvents;
+use cantle_clearml::runs::GetRuns;
 use cantle_clearml::{Client, queues, tasks};
 use cantle_server::ServerConfig;
 use serde_json::json;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
-    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetRuns, GetTasks,
-    NodeView, Nodes, QueueView, QueueViews, ReportNode, ReportTask, RunView, RunViews, SubmitTask,
-    TaskExplanation, TaskView, TaskViews,
+    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, NodeView, Nodes,
+    QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::projects::Created;
+use cantle_clearml::runs::{GetRuns, RunView, RunViews};
 use cantle_clearml::{ArrayView, Empty, subcode};
 use cantle_model::TaskStatus;
 use cantle_store::{
