@@ -29,6 +29,7 @@ mod request;
 mod suspension;
 mod task;
 mod time_limit;
+mod topology;
 mod user_limits;
 
 pub use after::{After, AfterError, AfterList, Ending, Met};
@@ -58,4 +59,5 @@ pub use request::{GpuRequest, Isolation, RequestError, Share};
 pub use suspension::{Suspension, SuspensionStep};
 pub use task::TaskStatus;
 pub use time_limit::{TimeLimit, TimeLimitError};
+pub use topology::{GpuLink, PciePath, Topology};
 pub use user_limits::UserLimits;
