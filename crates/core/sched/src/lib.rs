@@ -19,6 +19,7 @@ mod validate;
 
 pub use audit::{Violation, audit};
 pub use cantle_model::{Amounts, Cause, Quota, RESOURCES, Resource};
+pub use explain::connection::connection;
 pub use explain::reason::{FreePart, HeldBy, HeldQuota, Obstacle, Reason, Use, UsedPool, UsedShare};
 pub use explain::why::{Explanation, NodeLack, why};
 pub use fair::accounts::GpuShare;
@@ -39,6 +40,7 @@ pub use search::worth::Worth;
 pub use shape::cluster::{Cluster, GpuFree, NodeFree, Place};
 pub use shape::cut::{Cut, InstanceCut};
 pub use shape::demand::{Demand, GpuClass, GpuDemand, Shape};
+pub use shape::fabric::Fabric;
 pub use snapshot::{
     Elsewhere, Gang, GpuState, Held, Host, Node, PoolMilli, Queue, Running, Snapshot, Waiting,
 };

@@ -2,6 +2,7 @@
 //! so that a new field does not break its callers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cantle_mig::GpuGeometry;
 use cantle_model::{
@@ -9,7 +10,7 @@ use cantle_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Amounts, Cause, Mix, Project, Start};
+use crate::{Amounts, Cause, Fabric, Mix, Project, Start};
 
 /// One moment of the world.
 #[derive(Clone, Debug, Default)]
@@ -120,13 +121,15 @@ pub struct Node {
     pub gpus: Vec<GpuState>,
     /// The offer of its host to tasks; `None` if it is not counted.
     pub host: Option<Host>,
+    /// The connections of its GPUs; `None` if they are unknown or all alike. Equal nodes share it.
+    pub fabric: Option<Arc<Fabric>>,
 }
 
 impl Node {
     /// A node whose CPU and memory are not counted.
     #[must_use]
     pub fn new(name: impl Into<String>, gpus: Vec<GpuState>) -> Self {
-        Self { name: name.into(), gpus, host: None }
+        Self { name: name.into(), gpus, host: None, fabric: None }
     }
 }
 

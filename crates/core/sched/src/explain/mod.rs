@@ -1,5 +1,6 @@
 //! Why a task waits.
 
+pub(crate) mod connection;
 pub(crate) mod lack;
 pub(crate) mod never;
 pub(crate) mod reason;

@@ -84,12 +84,17 @@ fn instance_costs(share: Cut, least_milli: u32) -> (u32, bool) {
 }
 
 impl Cluster {
+    /// The GPUs of a node that `shape` gets where its place is found without a ranking; `None` if it does not fit.
+    pub(crate) fn fullest_on(&self, node: usize, shape: &Shape) -> Option<Vec<(usize, Cut)>> {
+        Some(self.best_connected(node, choose(self.node(node), shape, fullest_first)?))
+    }
+
     /// Takes places for all shapes: the first that fit, else any, see [`Self::fill_in_some_way`]. `None`, and nothing taken, if
     /// they do not fit together.
     pub(crate) fn fill_places(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
         let mut places: Vec<Place> = Vec::new();
         for shape in shapes {
-            let fits = |at| Some((at, choose(self.node(at), shape, fullest_first)?));
+            let fits = |at| Some((at, self.fullest_on(at, shape)?));
             let Some((node, gpus)) = (0..self.len()).find_map(fits) else {
                 places.iter().for_each(|place| self.give_back(place));
                 return if shapes.len() > 1 { self.fill_in_some_way(shapes) } else { None };
@@ -134,7 +139,7 @@ impl Cluster {
                 return false;
             }
             *ways -= 1;
-            let Some(gpus) = choose(self.node(node), shape, fullest_first) else { continue };
+            let Some(gpus) = self.fullest_on(node, shape) else { continue };
             if !tried.insert(digest(self.node(node))) {
                 continue;
             }

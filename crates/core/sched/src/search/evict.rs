@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 
 use cantle_model::TaskId;
 
-use super::binpack::{choose, fullest_first};
 use super::victims::{Cost, Victims};
 use crate::fair::accounts::Accounts;
 use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Place, PoolMilli, Shape};
@@ -189,7 +188,7 @@ impl Attempt<'_> {
             self.take_off(unit);
             self.chosen.push(unit);
         }
-        let gpus = choose(self.cluster.node(node), shape, fullest_first);
+        let gpus = self.cluster.fullest_on(node, shape);
         let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
         if let Some(place) = place {
             self.cluster.take(&place);
@@ -299,7 +298,7 @@ impl Attempt<'_> {
             return self.places.len() == shapes.len();
         }
         for shape in shapes {
-            let on = |node: &usize| Some((*node, choose(self.cluster.node(*node), shape, fullest_first)?));
+            let on = |node: &usize| Some((*node, self.cluster.fullest_on(*node, shape)?));
             let Some((node, gpus)) = nodes.iter().find_map(on) else {
                 self.places.drain(..).for_each(|place| self.cluster.give_back(&place));
                 return false;

@@ -48,7 +48,7 @@ impl<R: Ranking> Picker<R> {
         let offers = self.shapes.get_mut(shape)?;
         offers.refresh(&self.ranking, cluster, shape);
         let node = offers.best(&self.ranking, shape)?;
-        let gpus = self.ranking.offer(cluster, node, shape)?.gpus;
+        let gpus = cluster.best_connected(node, self.ranking.offer(cluster, node, shape)?.gpus);
         Some(Place { node, gpus, host: shape.host() })
     }
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use cantle_mig::{GpuGeometry, Planner, Table};
 use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
-use crate::{Amounts, Cut, Demand, GpuClass, GpuState, Host, InstanceCut, Node, Running, Shape, Snapshot};
+use super::fabric::{GpuMask, positions};
+use crate::{
+    Amounts, Cut, Demand, Fabric, GpuClass, GpuState, Host, InstanceCut, Node, Running, Shape, Snapshot,
+};
 
 /// The free capacity of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,11 +77,13 @@ pub struct Cluster {
     changes: Vec<usize>,
 }
 
-/// Names of a node and its GPUs; kept apart from the amounts, which are read far more often.
+/// Names of a node and its GPUs, and what else never changes; kept apart from the amounts, which are read far more often.
 #[derive(Clone, Debug)]
 struct Names {
     node: String,
     gpus: Vec<(GpuUuid, u32)>,
+    /// The connections of its GPUs, if they differ.
+    fabric: Option<Arc<Fabric>>,
 }
 
 impl Cluster {
@@ -125,6 +130,7 @@ impl Cluster {
         let names = nodes.iter().map(|node| Names {
             node: node.name.clone(),
             gpus: node.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu.gpu.index)).collect(),
+            fabric: node.fabric.clone(),
         });
         let names = Arc::new(names.collect());
         Self { classes, nodes: amounts, names, changes: Vec::new() }
@@ -183,6 +189,31 @@ impl Cluster {
     #[must_use]
     pub fn shape(&self, demand: &Demand) -> Shape {
         Shape::new(demand, &self.classes)
+    }
+
+    /// The same places with other GPUs where a node has GPUs that packing does not distinguish: those that are connected best.
+    pub(crate) fn best_connected(&self, node: usize, mut gpus: Vec<(usize, Cut)>) -> Vec<(usize, Cut)> {
+        let Some(fabric) = &self.names[node].fabric else { return gpus };
+        let free = &self.nodes[node].gpus;
+        let all = |wanted: &dyn Fn(&GpuFree) -> bool| {
+            let wanted = free.iter().enumerate().filter(|(_, gpu)| wanted(gpu));
+            wanted.fold(0, |mask: GpuMask, (at, _)| mask | 1 << at)
+        };
+        let idle = all(&|gpu| gpu.usable && gpu.mig.is_none() && gpu.room == Milli::ONE.0);
+        let mut kinds: Vec<&GpuFree> = gpus.iter().map(|(at, _)| &free[*at]).collect();
+        kinds.dedup();
+        for kind in kinds.into_iter().filter(|kind| kind.mig.is_none()) {
+            let chosen = gpus.iter().fold(0, |mask: GpuMask, (at, _)| mask | 1 << at);
+            let equals = all(&|gpu| gpu == kind);
+            let (fixed, take) = (chosen & !equals, (chosen & equals).count_ones());
+            if equals.count_ones() > take {
+                let better = fabric.choose(fixed, equals, take, idle);
+                let of_kind = gpus.iter_mut().filter(|(at, _)| equals >> *at & 1 == 1);
+                of_kind.zip(positions(better)).for_each(|((at, _), better)| *at = better);
+            }
+        }
+        gpus.sort_unstable_by_key(|(at, _)| *at);
+        gpus
     }
 
     /// Takes a place. An excess (foreign use may grow under a slice) leaves zero free.

@@ -4,4 +4,5 @@ pub(crate) mod board;
 pub(crate) mod cluster;
 pub(crate) mod cut;
 pub(crate) mod demand;
+pub(crate) mod fabric;
 pub(crate) mod group;
