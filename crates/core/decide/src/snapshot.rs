@@ -1,9 +1,10 @@
 //! Builds the scheduler's snapshot of the world at one moment.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use cantle_model::{Fleet, Lease, LeaseId, ProjectQuota, QueueSpec, Slice};
-use cantle_sched::{Held, Host, Mix, Node, Project, Queue, Running, Snapshot, Waiting};
+use cantle_model::{Fleet, GpuUuid, Lease, LeaseId, ProjectQuota, QueueSpec, Slice, Topology};
+use cantle_sched::{Fabric, Held, Host, Mix, Node, Project, Queue, Running, Snapshot, Waiting};
 
 use crate::{Offer, quota};
 
@@ -11,6 +12,7 @@ use crate::{Offer, quota};
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotBuilder {
     nodes: Vec<(String, Vec<Offer>, Option<Host>)>,
+    topologies: BTreeMap<String, Topology>,
     running: Vec<Running>,
     queues: Vec<Queue>,
     projects: Vec<Project>,
@@ -37,6 +39,13 @@ impl SnapshotBuilder {
         host: Option<Host>,
     ) -> Self {
         self.nodes.push((name.into(), gpus.into_iter().collect(), host));
+        self
+    }
+
+    /// The connections of the GPUs of the node `node`; unknown without this.
+    #[must_use]
+    pub fn topology(mut self, node: &str, topology: Topology) -> Self {
+        self.topologies.insert(node.to_owned(), topology);
         self
     }
 
@@ -127,9 +136,12 @@ impl SnapshotBuilder {
                 running.slices.retain(|slice| offer_of(slice).is_none_or(|offer| offer.counts(slice)));
             }
         }
+        let mut fabrics = Fabrics::default();
         let node = |(name, gpus, host): (String, Vec<Offer>, Option<Host>)| {
+            let topology = self.topologies.get(&name);
+            let fabric = topology.and_then(|topology| fabrics.of(topology, &gpus));
             let mut node = Node::new(name, gpus.into_iter().map(Offer::into_state).collect());
-            node.host = host;
+            (node.host, node.fabric) = (host, fabric);
             node
         };
         let nodes = self.nodes.into_iter().map(node).collect();
@@ -143,5 +155,22 @@ impl SnapshotBuilder {
             quota::enter(&mut snapshot, fleet, ending);
         }
         snapshot
+    }
+}
+
+/// The fabrics of all nodes, each different one once.
+#[derive(Default)]
+struct Fabrics(Vec<Arc<Fabric>>);
+
+impl Fabrics {
+    fn of(&mut self, topology: &Topology, gpus: &[Offer]) -> Option<Arc<Fabric>> {
+        let uuids: Vec<&GpuUuid> = gpus.iter().map(|offer| &offer.gpu.uuid).collect();
+        let fabric = Fabric::of(topology, &uuids)?;
+        if let Some(known) = self.0.iter().find(|known| ***known == fabric) {
+            return Some(Arc::clone(known));
+        }
+        let fabric = Arc::new(fabric);
+        self.0.push(Arc::clone(&fabric));
+        Some(fabric)
     }
 }
