@@ -25,6 +25,7 @@ mod random;
 mod run;
 mod run_there;
 mod scenario;
+mod topology;
 
 pub use come_and_go::{ComeAndGo, Waits};
 pub use fill::{Figures, Fill, Filled};

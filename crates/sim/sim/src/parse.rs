@@ -266,6 +266,14 @@ mod tests {
                 "queue q=1\nat 0 submit t q on=b:0",
                 "line 2: \"b:0\": there is no node b; write NODE or NODE:INDEX,…",
             ),
+            (
+                "node a 2xT4-16GB topology=ring",
+                "line 1: \"ring\" is not a topology: pcie, nvlink-bridge, cube-mesh, nvswitch",
+            ),
+            (
+                "node a 2xT4-16GB disk=1",
+                "line 1: \"disk=1\" is not an option here: cpu=CORES, memory=AMOUNT, of a node also mig and topology=NAME",
+            ),
             ("queue q=1\nat 0 submit t q color=red", "line 2: \"color\" is not an option of submit"),
         ] {
             assert_eq!(parse(text).unwrap_err().to_string(), says);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use cantle_decide::Offer;
 use cantle_mig::Table;
-use cantle_model::{Bytes, Gpu, GpuUuid, Milli};
+use cantle_model::{Bytes, Gpu, GpuUuid, Milli, Topology};
 use cantle_sched::Host;
 use serde::Deserialize;
 
-use crate::ScenarioNode;
+use crate::{ScenarioNode, topology};
 
 /// MIG profiles by GPU model.
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct Tables {
     gpus: BTreeMap<String, Table>,
 }
 
-/// `node NAME 2xA100-40GB,1xT4-16GB [cpu=64] [memory=256Gi] [mig|mig=2x1g.5gb,1x3g.20gb]`, or `node NAME none` for a host without
+/// `node NAME 2xA100-40GB,1xT4-16GB [cpu=64] [memory=256Gi] [mig|mig=2x1g.5gb,1x3g.20gb] [topology=pcie]`, or `node NAME none` for a host without
 /// GPUs. All GPUs of a node with `mig` are in MIG mode; instances that are named are fixed, and no others are created.
 pub(crate) fn node(name: &str, gpus: &str, options: &[&str]) -> Result<ScenarioNode, String> {
     let mut offers = Vec::new();
@@ -35,7 +35,8 @@ pub(crate) fn node(name: &str, gpus: &str, options: &[&str]) -> Result<ScenarioN
             offers.push(Offer::new(Gpu { uuid, index, model, memory_bytes, mig: false }));
         }
     }
-    let mut node = ScenarioNode { name: name.to_owned(), gpus: offers, host: None };
+    let mut node =
+        ScenarioNode { name: name.to_owned(), gpus: offers, host: None, topology: Topology::default() };
     let mut host = Host::UNCOUNTED;
     for option in options {
         match option.split_once('=').unwrap_or((option, "")) {
@@ -43,6 +44,7 @@ pub(crate) fn node(name: &str, gpus: &str, options: &[&str]) -> Result<ScenarioN
                 node.gpus =
                     node.gpus.into_iter().map(|gpu| in_mig_mode(gpu, instances)).collect::<Result<_, _>>()?;
             }
+            ("topology", topology) => node.topology = topology::named(topology, &node.gpus)?,
             _ => {
                 host_option(&mut host, option)?;
                 node.host = Some(host);
@@ -62,7 +64,11 @@ pub(crate) fn host_option(host: &mut Host, option: &str) -> Result<(), String> {
         Some(("memory", memory)) => {
             host.memory_bytes = memory.parse::<Bytes>().map_err(|error| error.to_string())?.0;
         }
-        _ => return Err(format!("\"{option}\" is not an option here: cpu=CORES, memory=AMOUNT")),
+        _ => {
+            return Err(format!(
+                "\"{option}\" is not an option here: cpu=CORES, memory=AMOUNT, of a node also mig and topology=NAME"
+            ));
+        }
     }
     Ok(())
 }

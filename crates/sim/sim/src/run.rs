@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use cantle_decide::SnapshotBuilder;
-use cantle_model::{LeaseId, Slice, TaskId};
-use cantle_sched::{Cause, Plan, Running, Snapshot, Start, Waiting};
+use cantle_model::{Gpu, LeaseId, Slice, TaskId};
+use cantle_sched::{Cause, Plan, Running, Snapshot, Start, Waiting, connection};
 
 use crate::run_there::start_there;
 use crate::{Expectation, Expected, Scenario, ScenarioAction, SimError, parse};
@@ -59,6 +59,7 @@ impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let nodes = scenario.nodes.iter().cloned();
         let world = nodes.fold(SnapshotBuilder::default(), |world, node| {
+            let world = world.topology(&node.name, node.topology);
             world.node_with_host(node.name, node.gpus, node.host)
         });
         let mut state = world.queues(scenario.queues.clone()).build();
@@ -194,7 +195,8 @@ impl<'a> World<'a> {
 
     fn start(&mut self, now_ms: i64, start: &Start, waiting: Waiting) {
         let place = place(&self.state, &start.node, &start.slices);
-        self.say(now_ms, format_args!("start {} on {place}", start.task));
+        let connected = self.connection(start).map_or_else(String::new, |how| format!("; {how}"));
+        self.say(now_ms, format_args!("start {} on {place}{connected}", start.task));
         self.started += 1;
         self.reasons.remove(&start.task);
         let lease = LeaseId(format!("lease-{}", start.task));
@@ -203,6 +205,13 @@ impl<'a> World<'a> {
         if let Some(Some(run_ms)) = self.runs_ms.get(&start.task.0) {
             self.ends.insert((now_ms + run_ms, start.task.0.clone()));
         }
+    }
+
+    /// How its GPUs are connected.
+    fn connection(&self, start: &Start) -> Option<String> {
+        let node = self.scenario.nodes.iter().find(|node| node.name == start.node)?;
+        let gpus: Vec<Gpu> = node.gpus.iter().map(|offer| offer.gpu.clone()).collect();
+        connection(&node.topology, &gpus, &start.slices)
     }
 
     /// Tasks that were asked to stop have stopped: back to the front of their queues, in this order.

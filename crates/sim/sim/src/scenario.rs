@@ -1,6 +1,7 @@
 //! A parsed scenario.
 
 use cantle_decide::Offer;
+use cantle_model::Topology;
 use cantle_sched::{Host, Policy, Project, Queue, Waiting};
 
 /// Nodes, queues and what happens when.
@@ -111,4 +112,6 @@ pub struct ScenarioNode {
     pub gpus: Vec<Offer>,
     /// The offer of its host to tasks; none if it is not counted.
     pub host: Option<Host>,
+    /// The connections of its GPUs; unknown unless it is named.
+    pub topology: Topology,
 }
