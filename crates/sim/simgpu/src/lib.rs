@@ -42,6 +42,7 @@ pub mod state;
 mod time;
 mod truth;
 pub mod version;
+pub mod wiring;
 
 pub use truth::truth_json;
 

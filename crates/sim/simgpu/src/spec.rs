@@ -1,10 +1,20 @@
-//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm`: parses the list of GPUs of a simulated
-//! machine.
+//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm,topology=pcie`: parses the list of GPUs of a
+//! simulated machine.
 
 use crate::models::{self, MODELS};
+use crate::wiring::Wiring;
 
 /// The largest machine that can be simulated.
 pub const MAX_DEVICES: usize = 16;
+
+/// The GPUs of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineSpec {
+    /// The GPUs, by index.
+    pub devices: Vec<SpecDevice>,
+    /// Their connections.
+    pub wiring: Wiring,
+}
 
 /// One GPU of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +43,10 @@ pub enum SpecError {
     NoMig(&'static str),
     #[error("unknown suffix `:{0}`; suffixes are `:mig`, `:reserved` and `:hmm`")]
     Suffix(String),
+    #[error("unknown topology `{0}`; known: {known}", known = Wiring::names())]
+    Topology(String),
+    #[error("`{0}` has no NVLink, which topology `{1}` needs")]
+    NoNvlink(&'static str, &'static str),
     #[error("{0} simulated GPUs asked for; at most 16 are possible")]
     TooMany(usize),
 }
@@ -45,17 +59,27 @@ fn mig_models() -> String {
     MODELS.iter().filter(|m| m.mig.is_some()).map(|m| m.key).collect::<Vec<_>>().join(", ")
 }
 
-/// Parses a spec into one entry per GPU.
-pub fn parse(spec: &str) -> Result<Vec<SpecDevice>, SpecError> {
-    let mut devices = Vec::new();
+/// Parses a spec.
+pub fn parse(spec: &str) -> Result<MachineSpec, SpecError> {
+    let (mut devices, mut wiring) = (Vec::new(), Wiring::default());
     for item in spec.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        if let Some(name) = item.strip_prefix("topology=") {
+            wiring = Wiring::named(name).ok_or_else(|| SpecError::Topology(name.to_owned()))?;
+            continue;
+        }
         let (count, device) = parse_item(item)?;
         if devices.len() + count > MAX_DEVICES {
             return Err(SpecError::TooMany(devices.len() + count));
         }
         devices.extend(std::iter::repeat_n(device, count));
     }
-    if devices.is_empty() { Err(SpecError::Empty) } else { Ok(devices) }
+    if devices.is_empty() {
+        return Err(SpecError::Empty);
+    }
+    match devices.iter().find(|device| wiring.lacks_links_of(device.model)) {
+        Some(device) => Err(SpecError::NoNvlink(MODELS[device.model].key, wiring.name().unwrap_or_default())),
+        None => Ok(MachineSpec { devices, wiring }),
+    }
 }
 
 fn parse_item(item: &str) -> Result<(usize, SpecDevice), SpecError> {
@@ -82,8 +106,8 @@ fn parse_item(item: &str) -> Result<(usize, SpecDevice), SpecError> {
     Ok((count, SpecDevice { model, mig, reserved, hmm }))
 }
 
-/// The spec in its shortest usual form; parsing it gives the same devices.
-pub fn format(devices: &[SpecDevice]) -> String {
+/// The spec in its shortest usual form; parsing it gives the same machine.
+pub fn format(spec: &MachineSpec) -> String {
     let item = |group: &[SpecDevice]| {
         let suffix = match group[0] {
             SpecDevice { mig: true, .. } => ":mig",
@@ -93,7 +117,8 @@ pub fn format(devices: &[SpecDevice]) -> String {
         };
         format!("{}x{}{suffix}", group.len(), MODELS[group[0].model].key)
     };
-    devices.chunk_by(|a, b| a == b).map(item).collect::<Vec<_>>().join(",")
+    let wiring = spec.wiring.name().map(|name| format!("topology={name}"));
+    spec.devices.chunk_by(|a, b| a == b).map(item).chain(wiring).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -102,12 +127,17 @@ mod tests {
 
     #[test]
     fn parses_counts_models_and_mig() {
-        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,L4-24GB:hmm").unwrap();
-        assert_eq!(
-            format(&devices),
-            "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm"
-        );
-        assert_eq!(parse(&format(&devices)).unwrap(), devices);
+        let spec = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,L4-24GB:hmm").unwrap();
+        assert_eq!(format(&spec), "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm");
+        assert_eq!(parse(&format(&spec)).unwrap(), spec);
+    }
+
+    #[test]
+    fn parses_the_topology() {
+        let spec = parse("topology=nvlink-bridge,8xA40-48GB").unwrap();
+        assert_eq!((spec.devices.len(), spec.wiring), (8, Wiring::Bridge));
+        assert_eq!(format(&spec), "8xA40-48GB,topology=nvlink-bridge");
+        assert_eq!(parse(&format(&spec)).unwrap(), spec);
     }
 
     #[test]
@@ -120,6 +150,9 @@ mod tests {
             ("3xA100", "unknown simulated GPU model `A100`; known: V100-16GB"),
             ("1xT4-16GB:mig", "`T4-16GB` has no MIG"),
             ("1xA100-40GB:MIG", "unknown suffix `:MIG`"),
+            ("topology=pcie", "empty"),
+            ("2xT4-16GB,topology=ring", "unknown topology `ring`; known: nvswitch, cube-mesh, pcie"),
+            ("1xA40-48GB,1xT4-16GB,topology=nvlink-bridge", "`T4-16GB` has no NVLink"),
         ] {
             let message = parse(spec).unwrap_err().to_string();
             assert!(message.contains(part), "{spec:?}: {message}");

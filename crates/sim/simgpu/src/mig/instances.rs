@@ -252,11 +252,13 @@ impl SimGpu {
 mod tests {
     use super::*;
     use crate::models::{MODELS, find};
-    use crate::spec::SpecDevice;
+    use crate::spec::{MachineSpec, SpecDevice};
     use crate::state::SimState;
+    use crate::wiring::Wiring;
 
     fn device(key: &str) -> SimGpu {
-        let spec = [SpecDevice { model: find(key).unwrap(), mig: true, reserved: false, hmm: false }];
+        let device = SpecDevice { model: find(key).unwrap(), mig: true, reserved: false, hmm: false };
+        let spec = MachineSpec { devices: vec![device], wiring: Wiring::default() };
         // Boxed because it is large.
         // SAFETY: `SimState` consists of integers, for which zero bytes are valid.
         let mut state: Box<SimState> = unsafe { Box::new_zeroed().assume_init() };

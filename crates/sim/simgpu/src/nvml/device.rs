@@ -10,11 +10,6 @@ use crate::ffi::{In, Out, Text, TextBuffer};
 use crate::identity::{self, gpu_uuid, pci_bus};
 use crate::mig::mig_uuid;
 
-/// `NVML_TOPOLOGY_INTERNAL`: the same board.
-const TOPOLOGY_INTERNAL: u32 = 0;
-/// `NVML_TOPOLOGY_SYSTEM`: by way of the link between two processors.
-const TOPOLOGY_SYSTEM: u32 = 50;
-
 /// `nvmlPciInfo_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -26,6 +21,22 @@ pub(super) struct PciInfo {
     pci_device_id: u32,
     pci_subsystem_id: u32,
     bus_id: [c_char; 32],
+}
+
+impl PciInfo {
+    /// That of the device on this bus.
+    pub(super) fn of(bus: u32, pci_device_id: u32) -> Self {
+        let id = bus_id(bus);
+        Self {
+            bus_id_legacy: chars(&id["0000".len()..]),
+            domain: 0,
+            bus,
+            device: 0,
+            pci_device_id,
+            pci_subsystem_id: pci_device_id,
+            bus_id: chars(&id),
+        }
+    }
 }
 
 /// `nvmlPciInfoExt_v1_t`.
@@ -76,8 +87,8 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-fn bus_id(index: usize) -> String {
-    format!("00000000:{:02X}:00.0", pci_bus(index))
+fn bus_id(bus: u32) -> String {
+    format!("00000000:{bus:02X}:00.0")
 }
 
 fn find(fits: impl Fn(usize) -> bool) -> NvmlResult<Handle> {
@@ -111,7 +122,7 @@ fn by_uuid(wanted: &str) -> NvmlResult<Handle> {
 fn by_pci_bus_id(text: Text, device: Out<Handle>) -> NvmlResult {
     // Programs write the domain with 4 or 8 digits, or leave it out.
     let wanted = text.get()?.to_ascii_uppercase();
-    Ok(device.set(find(|index| wanted.ends_with(&bus_id(index)["00000000:".len()..]))?)?)
+    Ok(device.set(find(|index| wanted.ends_with(&bus_id(pci_bus(index))["00000000:".len()..]))?)?)
 }
 
 nvml_api! {
@@ -151,12 +162,6 @@ nvml_api! {
 
     fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<u32>) { Ok(minor.set(gpu(device)?.index as u32)?) }
 
-    /// NVIDIA's device plugin asks before it recommends GPUs. They are as far from each other as in a plain PCIe machine.
-    fn nvmlDeviceGetTopologyCommonAncestor(device: Handle, other: Handle, level: Out<u32>) {
-        let (one, other) = (gpu(device)?.index, gpu(other)?.index);
-        Ok(level.set(if one == other { TOPOLOGY_INTERNAL } else { TOPOLOGY_SYSTEM })?)
-    }
-
     fn nvmlDeviceGetName(device: Handle, text: TextBuffer, length: u32) {
         match target(device)? {
             Target::Gpu(gpu) => write(text, length, gpu.model.name),
@@ -175,16 +180,7 @@ nvml_api! {
 
     fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Out<PciInfo>) {
         let gpu = gpu(device)?;
-        let id = bus_id(gpu.index);
-        Ok(info.set(PciInfo {
-            bus_id_legacy: chars(&id["0000".len()..]),
-            domain: 0,
-            bus: pci_bus(gpu.index),
-            device: 0,
-            pci_device_id: gpu.model.pci_device_id,
-            pci_subsystem_id: gpu.model.pci_device_id,
-            bus_id: chars(&id),
-        })?)
+        Ok(info.set(PciInfo::of(pci_bus(gpu.index), gpu.model.pci_device_id))?)
     }
 
     fn nvmlDeviceGetPciInfoExt(device: Handle, info: Out<PciInfoExt>) {
@@ -202,7 +198,7 @@ nvml_api! {
             pci_subsystem_id: gpu.model.pci_device_id,
             base_class: CLASS_DISPLAY,
             sub_class: SUBCLASS_3D,
-            bus_id: chars(&bus_id(gpu.index)),
+            bus_id: chars(&bus_id(pci_bus(gpu.index))),
         })?)
     }
 

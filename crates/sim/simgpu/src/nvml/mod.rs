@@ -11,6 +11,7 @@ mod export_table;
 mod faults;
 mod handle;
 mod limits;
+mod links;
 mod memory;
 mod mig;
 mod mig_calls;

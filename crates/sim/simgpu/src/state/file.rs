@@ -18,12 +18,12 @@ use super::checkpoint::Orders;
 use super::layout::{MAX_PROCESSES, SimState};
 use super::liveness::LivenessWord;
 use super::site::Site;
-use crate::spec::{self, SpecDevice};
+use crate::spec::{self, MachineSpec};
 use crate::time::TimeRegion;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 9;
+const VERSION: u64 = 10;
 /// Long enough for the directories of tests and people.
 const HOME_LEN: usize = 512;
 
@@ -88,22 +88,22 @@ impl Sim {
     /// Opens the machine at `site`. With a spec, creates it in its directory if there is none, and refuses one made from
     /// another spec.
     pub fn open(site: &Site, spec: Option<&str>) -> Result<&'static Self, SimOpenError> {
-        let devices = spec.map(spec::parse).transpose()?;
+        let asked = spec.map(spec::parse).transpose()?;
         let path = site.state();
         let failed = |source| SimOpenError::Io { dir: site.name().to_owned(), source };
         let file = match (open_shared(&path, false), site) {
             (Err(e), Site::Directory(dir)) if e.kind() == io::ErrorKind::NotFound => {
-                let devices = devices.as_ref().ok_or_else(|| SimOpenError::Absent(dir.to_owned()))?;
+                let asked = asked.as_ref().ok_or_else(|| SimOpenError::Absent(dir.to_owned()))?;
                 if dir.as_os_str().len() >= HOME_LEN {
                     return Err(SimOpenError::LongName(dir.to_owned()));
                 }
-                create(dir, devices).map_err(failed)?;
+                create(dir, asked).map_err(failed)?;
                 open_shared(&path, false)
             }
             (other, _) => other,
         };
         let sim = Self::opened(site, &file.map_err(failed)?)?;
-        if let Some(asked) = devices {
+        if let Some(asked) = asked {
             let has = sim.lock().spec();
             if has != asked {
                 let (has, asked) = (spec::format(&has), spec::format(&asked));
@@ -292,7 +292,7 @@ fn open_shared(path: &Path, create: bool) -> io::Result<File> {
 
 /// Writes the state to a file without a name and links it into place, so that no process ever finds half of it; if another
 /// process was quicker, its file stays.
-fn create(dir: &Path, spec: &[SpecDevice]) -> io::Result<()> {
+fn create(dir: &Path, spec: &MachineSpec) -> io::Result<()> {
     static ATTEMPT: AtomicU32 = AtomicU32::new(0);
     if !dir.exists() {
         fs::create_dir_all(dir)?;
@@ -311,7 +311,7 @@ fn create(dir: &Path, spec: &[SpecDevice]) -> io::Result<()> {
     result
 }
 
-fn write_new(path: &Path, home: &Path, spec: &[SpecDevice]) -> io::Result<()> {
+fn write_new(path: &Path, home: &Path, spec: &MachineSpec) -> io::Result<()> {
     // A process with our pid that was killed may have left one.
     let _ = fs::remove_file(path);
     let file = open_shared(path, true)?;

@@ -5,8 +5,9 @@ use super::groups::{DEPTH, GroupIds};
 use super::limits::{GroupLimit, MAX_LIMITS};
 use crate::GRANULE_BYTES;
 use crate::models::{MODELS, Model};
-use crate::spec::{MAX_DEVICES, SpecDevice};
+use crate::spec::{MAX_DEVICES, MachineSpec, SpecDevice};
 use crate::version::{DEFAULT_DRIVER, cuda_of};
+use crate::wiring::{Wired, Wiring};
 
 /// Memory domains of one GPU: the whole GPU, and one per GPU instance (MIG).
 pub const MAX_DOMAINS: usize = 16;
@@ -33,6 +34,8 @@ pub struct SimState {
     pub next_generation: u64,
     /// The driver's version, NUL-terminated.
     pub driver: [u8; DRIVER_LEN],
+    /// How the GPUs are connected, as a [`Wiring`].
+    pub wiring: u64,
     /// The GPUs; those from `device_count` on are unused.
     pub devices: [SimGpu; MAX_DEVICES],
     /// The processes.
@@ -195,14 +198,15 @@ impl SimGpu {
 
 impl SimState {
     /// Makes this the state of a machine that has just been started.
-    pub fn power_on(&mut self, spec: &[SpecDevice]) {
-        self.device_count = spec.len() as u32;
+    pub fn power_on(&mut self, spec: &MachineSpec) {
+        self.device_count = spec.devices.len() as u32;
+        self.wiring = spec.wiring as u64;
         self.slot_end = 0;
         self.next_generation = 1;
         if self.driver[0] == 0 {
             self.set_driver(DEFAULT_DRIVER);
         }
-        for (device, &spec) in self.devices.iter_mut().zip(spec) {
+        for (device, &spec) in self.devices.iter_mut().zip(&spec.devices) {
             *device = SimGpu::new(spec);
         }
         self.slots = [Slot::FREE; MAX_PROCESSES];
@@ -233,14 +237,23 @@ impl SimState {
     }
 
     /// The spec this machine was made from.
-    pub fn spec(&self) -> Vec<SpecDevice> {
+    pub fn spec(&self) -> MachineSpec {
         let of = |d: &SimGpu| SpecDevice {
             model: d.model as usize,
             mig: d.mig_at_start != 0,
             reserved: d.reserved_bytes() > 0,
             hmm: d.hmm != 0,
         };
-        self.devices().iter().map(of).collect()
+        MachineSpec { devices: self.devices().iter().map(of).collect(), wiring: self.wiring() }
+    }
+
+    fn wiring(&self) -> Wiring {
+        Wiring::from_state(self.wiring as u32)
+    }
+
+    /// The connections of the GPUs.
+    pub fn wired(&self) -> Wired {
+        Wired::new(self.wiring(), self.devices().iter().map(|device| device.model as usize).collect())
     }
 
     /// The slots in use, with their indices.
