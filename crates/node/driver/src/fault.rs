@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_mig::Table;
-use cantle_model::{Gpu, GpuUuid, Slice};
+use cantle_model::{Gpu, GpuUuid, Slice, Topology};
 
 use crate::{
     Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries,
@@ -123,6 +123,10 @@ impl Driver for FaultyDriver {
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
         self.inner.location(gpu)
+    }
+
+    fn topology(&self) -> Topology {
+        self.inner.topology()
     }
 
     fn versions(&self) -> Versions {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cantle_mig::Table;
-use cantle_model::{Gpu, GpuUuid, Slice};
+use cantle_model::{Gpu, GpuUuid, Slice, Topology};
 
 use crate::{
     Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries,
@@ -133,6 +133,10 @@ impl Driver for FixedInstances {
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
         self.inner.location(gpu)
+    }
+
+    fn topology(&self) -> Topology {
+        self.inner.topology()
     }
 
     fn versions(&self) -> Versions {

@@ -25,7 +25,7 @@ mod xid;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_model::{Gpu, GpuUuid, Slice};
+use cantle_model::{Gpu, GpuUuid, Slice, Topology};
 
 pub use checkpoint::{
     CHECKPOINTS_FROM, CheckpointState, Checkpoints, MOVES_FROM, SHARED_FROM, checkpoint_main,
@@ -167,6 +167,11 @@ pub trait Driver: Mig + Send + Sync {
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn location(&self, gpu: &GpuUuid) -> Result<Location>;
+
+    /// The connections of the GPUs. Read once, when it is first asked for; what the driver does not report is unknown.
+    fn topology(&self) -> Topology {
+        Topology::default()
+    }
 
     /// Versions of the driver's parts.
     fn versions(&self) -> Versions;

@@ -54,6 +54,9 @@ mod events;
 mod limits;
 mod mig;
 mod process_lists;
+mod topology;
+
+pub(crate) use topology::Connections;
 
 struct Device {
     handle: nvmlDevice_t,
@@ -363,15 +366,7 @@ impl Driver for Session {
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
         let handle = self.device(gpu)?;
-        let mut pci = nvmlPciInfo_t {
-            busIdLegacy: [0; 16],
-            domain: 0,
-            bus: 0,
-            device: 0,
-            pciDeviceId: 0,
-            pciSubSystemId: 0,
-            busId: [0; 32],
-        };
+        let mut pci = no_address();
         nvml!(self, Some(gpu), nvmlDeviceGetPciInfo_v3(handle, &raw mut pci))?;
         let mut minor: c_uint = 0;
         nvml!(self, Some(gpu), nvmlDeviceGetMinorNumber(handle, &raw mut minor))?;
@@ -411,6 +406,19 @@ impl Driver for Session {
 
     fn libraries(&self) -> Result<Libraries> {
         self.installation.libraries(&self.versions().driver)
+    }
+}
+
+/// To be filled by NVML.
+const fn no_address() -> nvmlPciInfo_t {
+    nvmlPciInfo_t {
+        busIdLegacy: [0; 16],
+        domain: 0,
+        bus: 0,
+        device: 0,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: [0; 32],
     }
 }
 

@@ -7,16 +7,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use cantle_mig::Table;
-use cantle_model::{Gpu, GpuUuid, Slice};
+use cantle_model::{Gpu, GpuUuid, Slice, Topology};
 use serde::de::DeserializeOwned;
 
 use crate::mig_process::{MigCall, MigProcess};
-use crate::nvml::{LostGpu, Session};
+use crate::nvml::{Connections, LostGpu, Session};
 use crate::recent::Recent;
 use crate::{
     Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, GroupMemory,
@@ -74,6 +74,7 @@ pub(crate) struct TimedDriver {
     /// The place of MIG calls: a separate process, or this one in unit tests.
     process: Option<MigProcess>,
     recent: Recent,
+    topology: OnceLock<Topology>,
 }
 
 impl TimedDriver {
@@ -81,7 +82,8 @@ impl TimedDriver {
         let (gpus, session) = (session.gpus()?, Arc::new(session));
         let thread = |gpu: &Gpu| Ok((gpu.uuid.clone(), GpuThread::start(Arc::clone(&session), &gpu.uuid)?));
         let threads = gpus.iter().map(thread).collect::<Result<_>>()?;
-        Ok(Self { session, threads, gpus, process, recent: Recent::default() })
+        let (recent, topology) = (Recent::default(), OnceLock::new());
+        Ok(Self { session, threads, gpus, process, recent, topology })
     }
 
     /// The process for MIG calls, and the GPU as it names it.
@@ -126,6 +128,21 @@ impl TimedDriver {
     fn in_mig_mode(&self, gpu: &GpuUuid) -> Result<bool> {
         let uuid = gpu.clone();
         Ok(self.ask(gpu, "its MIG mode", move |session| session.gpu(&uuid))?.mig)
+    }
+
+    /// A GPU that does not answer has unknown connections.
+    fn read_topology(&self) -> Topology {
+        let uuids: Vec<GpuUuid> = self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        if uuids.len() < 2 {
+            return Topology::default();
+        }
+        let of = |gpu: &GpuUuid| {
+            let (uuid, others) = (gpu.clone(), uuids.clone());
+            let asked = self.ask(gpu, "its connections", move |session| session.connections(&uuid, &others));
+            asked.unwrap_or_default()
+        };
+        let all: Vec<Connections> = uuids.iter().map(of).collect();
+        Topology::new(uuids, |one, other| Connections::link(&all, one, other))
     }
 
     fn ask<T: Send + 'static>(
@@ -199,6 +216,10 @@ impl Driver for TimedDriver {
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
         let uuid = gpu.clone();
         self.ask(gpu, "its location", move |session| session.location(&uuid))
+    }
+
+    fn topology(&self) -> Topology {
+        self.topology.get_or_init(|| self.read_topology()).clone()
     }
 
     fn versions(&self) -> Versions {

@@ -15,7 +15,7 @@ use cantle_driver::{
     Activation, ContextCache, Driver, DriverError, GpuInstance, GroupMemory, Installation, LimitSupport,
     MIG_COMMAND, PROBE_CONTEXT_COMMAND, ProcessMemory, open_with_probe, simulated,
 };
-use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
+use cantle_model::{GRANULE_BYTES, GpuLink, GpuUuid, MigInstance, Milli, PciePath, Slice};
 use tempfile::TempDir;
 
 const SPEC: &str = "2xA100-40GB,1xT4-16GB";
@@ -108,6 +108,32 @@ fn gpus_are_as_specified() {
     assert!(node.driver.versions().driver.contains('.'));
     let error = node.driver.memory(&GpuUuid::from("GPU-none")).unwrap_err();
     assert_eq!(error, DriverError::NoSuchGpu("GPU-none".into()));
+}
+
+#[test]
+fn connections_are_those_of_the_machine() {
+    let link = |node: &Node, one: usize, other: usize| {
+        let uuids = node.uuids();
+        let GpuLink { nvlinks, path } = node.driver.topology().link(&uuids[one], &uuids[other]);
+        (nvlinks, path)
+    };
+    for (spec, pairs) in [
+        ("4xA40-48GB,topology=nvlink-bridge", [(4, Some(PciePath::Pix)), (0, Some(PciePath::Node))]),
+        ("8xH100-80GB", [(18, Some(PciePath::Node)), (18, Some(PciePath::Node))]),
+        ("8xV100-16GB", [(1, Some(PciePath::Pix)), (2, Some(PciePath::Node))]),
+        ("4xA40-48GB,topology=unknown", [(0, None), (0, None)]),
+    ] {
+        let Some(node) = Node::with(spec) else { return };
+        assert_eq!([link(&node, 0, 1), link(&node, 1, 2)], pairs, "{spec}");
+    }
+    // Where a call fails, the other GPU's answer counts; the way to a GPU that fails is unknown from both ends.
+    let Some(node) = Node::with("4xA40-48GB,topology=nvlink-bridge") else { return };
+    node.faults(
+        "nvmlDeviceGetNvLinkState gpu=0 error=15\nnvmlDeviceGetTopologyCommonAncestor gpu=2 error=15\n",
+    );
+    assert_eq!(link(&node, 0, 1), (4, Some(PciePath::Pix)));
+    assert_eq!(link(&node, 2, 3), (4, None));
+    assert_eq!(link(&node, 1, 3), (0, Some(PciePath::Node)));
 }
 
 /// What an H100 was seen to do: the driver takes more for a context than its process has in NVML's list.
