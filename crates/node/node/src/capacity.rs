@@ -40,6 +40,7 @@ pub fn describe(
         })
     };
     let world = SnapshotBuilder::default().node(name, gpus.iter().map(offer));
+    let world = world.topology(name, driver.topology());
     let counted = |lease: &Lease| match lent {
         Lent::Free => Lease { slices: lease.counted_slices(), ..lease.clone() },
         Lent::Taken => lease.clone(),

@@ -15,6 +15,7 @@ use cantle_runtime::{
     Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit, Privileges,
     RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
+use cantle_sched::connection;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 
 use crate::NodeError;
@@ -201,6 +202,7 @@ async fn run_under(
     let asked = if is_instance { format!("asked {}, got ", request.request) } else { String::new() };
     let burst = lease.burst.as_ref().map(|burst| format!(" (up to {} where free)", Bytes(burst.limit_bytes)));
     notify(&format!("{asked}{}{}, {enforced}", got(&lease.slices, gpus), burst.unwrap_or_default()));
+    connection(&driver.topology(), gpus, &lease.slices).iter().for_each(|how| notify(how));
     let stopper = task.stopper();
     let mut monitor = Monitor {
         driver,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_model::Holder;
 use cantle_node::{NodeError, Refusals, enforced_by, got, renew_driver_limits};
 use cantle_runtime::{Backend, Exit, RunningTask, Stopper};
+use cantle_sched::connection;
 use tokio::time::Instant;
 
 use super::make_room::MakingRoom;
@@ -166,7 +167,9 @@ impl Run {
         match noted {
             Ok((slices, has_native_limit)) => {
                 let enforced = enforced_by(&backend, has_native_limit);
-                let message = format!("task {name} runs: {}, {enforced}", got(&slices, &env.gpus));
+                let connected = connection(&env.driver.topology(), &env.gpus, &slices);
+                let connected = connected.map_or_else(String::new, |how| format!("; {how}"));
+                let message = format!("task {name} runs: {}, {enforced}{connected}", got(&slices, &env.gpus));
                 // The lease knows the names of its MIG instances by now.
                 self.entry.job.slices = slices;
                 env.note("run", Some(&self.entry.job.task.0), None, message);
