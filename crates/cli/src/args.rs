@@ -37,7 +37,7 @@ use crate::cmd::people::users::{AuditArgs, UsersCommand};
 use crate::cmd::tasks::exec::ExecArgs;
 use crate::cmd::tasks::extend::ExtendArgs;
 use crate::cmd::tasks::forward::ForwardArgs;
-use crate::cmd::tasks::list::{EventsArgs, TasksArgs};
+use crate::cmd::tasks::list::{EventsArgs, GpusArgs, TasksArgs};
 use crate::cmd::tasks::move_task::MoveArgs;
 use crate::cmd::tasks::notebook::NotebookArgs;
 use crate::cmd::tasks::one::{LogsArgs, RequeueArgs, TasksArg, WhyArgs};
@@ -92,7 +92,7 @@ pub(crate) enum Command {
     /// List tasks
     Tasks(TasksArgs),
     /// List GPUs and the slices on them
-    Gpus(ClusterArg),
+    Gpus(GpusArgs),
     /// List the slices of this machine, of all its users, with their processes; needs no server
     Ps,
     /// List queues, and set what a queue does with the tasks of a lost node

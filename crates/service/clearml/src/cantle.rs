@@ -1,12 +1,12 @@
 //! `cantle.*`: the calls that ClearML's services lack. Nodes report what they hold; users and tools read it.
 
-use std::fmt;
-
 use cantle_model::{
-    ComputeMode, Enforcement, GpuMode, IdleTime, LimitBackend, Measured, MigInstance, Milli, Preempt, Slice,
-    TaskStatus, TimeLimit,
+    Enforcement, GpuLink, GpuMode, IdleTime, LimitBackend, Measured, MigInstance, Preempt, Slice, TaskStatus,
+    TimeLimit,
 };
 use serde::{Deserialize, Serialize};
+
+pub use crate::compute_view::ComputeView;
 
 use crate::SuspendedView;
 use crate::wire::{endpoint, one_or_many};
@@ -23,6 +23,9 @@ pub struct ReportNode {
     pub queues: Vec<NodeQueue>,
     /// Its GPUs and their slices.
     pub gpus: Vec<GpuView>,
+    /// The connections of its GPUs: of the first one with all after it, then of the second, and so on. Empty if they are unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<GpuLink>,
     /// Tasks that it considered and could not start, with the reason.
     #[serde(default)]
     pub waiting: Vec<WaitReport>,
@@ -94,48 +97,6 @@ pub struct SliceView {
     pub compute: Option<ComputeView>,
 }
 
-/// A slice's share of its GPU's compute time, and its use of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComputeView {
-    /// Fair or strict.
-    pub mode: ComputeMode,
-    /// Its part when others compete, in thousandths of the GPU.
-    pub request_milli: u32,
-    /// The part that it never exceeds, in thousandths of the GPU.
-    pub limit_milli: Option<u32>,
-    /// Its part of the GPU time that slices with such a request used in the last second, in millionths.
-    pub share_ppm: Option<u32>,
-    /// GPU time that it had since the task started.
-    #[serde(default)]
-    pub gpu_time_us: u64,
-    /// How long its threads have waited for their turn since the task started.
-    pub gate_wait_us: u64,
-}
-
-impl ComputeView {
-    /// The request: `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`.
-    #[must_use]
-    pub fn asked(&self) -> String {
-        let (mode, request) = (self.mode, Milli(self.request_milli));
-        match self.limit_milli {
-            Some(most) if most != self.request_milli => format!("{mode} {request}, at most {}", Milli(most)),
-            _ => format!("{mode} {request}"),
-        }
-    }
-}
-
-/// The request and the use, as text: `fair 0.25, had 0.247, waited 12.3 s`.
-impl fmt::Display for ComputeView {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.asked())?;
-        if let Some(ppm) = self.share_ppm {
-            write!(f, ", had {}", Milli(ppm / 1000))?;
-        }
-        let tenths = self.gate_wait_us / 100_000;
-        write!(f, ", waited {}.{} s", tenths / 10, tenths % 10)
-    }
-}
-
 /// A process that holds memory of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessView {
@@ -184,6 +145,9 @@ pub struct NodeView {
     pub queues: Vec<NodeQueue>,
     /// Its GPUs and their slices.
     pub gpus: Vec<GpuView>,
+    /// The connections of its GPUs, as in [`ReportNode::links`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<GpuLink>,
 }
 
 /// `cantle.report_task`: the agent calls it before the task starts (with its slices) and after it ended (with its exit code).

@@ -8,6 +8,7 @@ mod arrays;
 #[cfg(feature = "client")]
 mod client;
 mod command;
+mod compute_view;
 mod conf;
 mod credentials;
 #[cfg(feature = "client")]

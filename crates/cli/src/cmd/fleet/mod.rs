@@ -5,3 +5,4 @@ pub(crate) mod db;
 pub(crate) mod pools;
 pub(crate) mod queues;
 pub(crate) mod server;
+pub(crate) mod topology;

@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use cantle_clearml::cantle::{GpuView, NodeView, ProcessView, SliceView, TaskView};
-use cantle_driver::Installation;
-use cantle_model::{Bytes, GpuMode, Lease, Milli, Suspension, SuspensionStep, TaskStatus};
+use cantle_driver::{Driver, Installation};
+use cantle_model::{Bytes, GpuMode, GpuUuid, Lease, Milli, Suspension, SuspensionStep, TaskStatus};
 use cantle_node::{GpuHere, NodeStore, SliceHere, gpus_here, suspended};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -75,11 +76,15 @@ fn pids(slice: &Slice) -> String {
 
 /// The GPUs of this machine, and the leases that they are described from.
 fn look() -> Result<(Vec<GpuHere>, Vec<Lease>), CliError> {
-    let installation = Installation::of_this_machine();
-    let driver = cantle_driver::open(&installation).map_err(as_kind(ErrorKind::Unavailable))?;
-    let node = NodeStore::open(&NodeStore::dir_for(&installation))?;
+    let (driver, node) = open()?;
     let leases = node.leases()?;
     Ok((gpus_here(driver.as_ref(), &node, &leases)?, leases))
+}
+
+fn open() -> Result<(Arc<dyn Driver>, NodeStore), CliError> {
+    let installation = Installation::of_this_machine();
+    let driver = cantle_driver::open(&installation).map_err(as_kind(ErrorKind::Unavailable))?;
+    Ok((driver, NodeStore::open(&NodeStore::dir_for(&installation))?))
 }
 
 /// Slices of this machine, of all its users, with or without a server.
@@ -234,8 +239,17 @@ pub(crate) fn node() -> Result<(NodeView, Vec<TaskView>), CliError> {
         alive: true,
         queues: Vec::new(),
         gpus: gpus.iter().map(view).collect(),
+        links: Vec::new(),
     };
     Ok((node, tasks))
+}
+
+/// The same with the connections of its GPUs, and without tasks.
+pub(crate) fn connected() -> Result<NodeView, CliError> {
+    let (mut node, topology) = (node()?.0, open()?.0.topology());
+    let uuids = node.gpus.iter().map(|gpu| GpuUuid(gpu.uuid.clone())).collect();
+    node.links = topology.among(uuids).links().to_vec();
+    Ok(node)
 }
 
 fn task(here: &SliceHere, node: &str, users: &Users) -> TaskView {

@@ -13,6 +13,7 @@ use super::delete;
 use super::delete::DeleteArgs;
 use super::runs;
 use super::runs::RunsArgs;
+use crate::cmd::fleet::topology;
 use crate::cmd::kubernetes::cluster;
 use crate::cmd::kubernetes::cluster::ClusterArg;
 use crate::cmd::machine::here;
@@ -200,14 +201,33 @@ fn tasks_on(gpu: &GpuView) -> String {
     if loose.is_empty() { count.to_string() } else { format!("{count} ({})", loose.join(", ")) }
 }
 
-/// GPUs of the nodes that are up, with their slices.
-pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
+/// `cantle gpus`
+#[derive(Args, Debug)]
+pub(crate) struct GpusArgs {
+    #[command(flatten)]
+    from: ClusterArg,
+    /// Print how the GPUs of each node are connected (NVLink, PCIe), as nvidia-smi topo -m does
+    #[arg(long)]
+    topology: bool,
+}
+
+/// GPUs of the nodes that are up, with their slices or their connections.
+pub(crate) fn gpus(context: &Context, GpusArgs { from, topology }: &GpusArgs) -> CommandResult {
     if let Some(report) = from.read(context)? {
+        if *topology {
+            let why = "--topology is for nodes with cantle's agent, not for a cluster";
+            return Err(CliError::new(ErrorKind::Usage, why));
+        }
         return cluster::gpus(context, &report);
     }
-    let Some(server) = Connection::open_if_any(context)? else { return here::gpus(context) };
+    let Some(server) = Connection::open_if_any(context)? else {
+        return if *topology { topology::print(context, &[here::connected()?]) } else { here::gpus(context) };
+    };
     let nodes = server.call(&GetNodes {})?.nodes;
     let alive = nodes.into_iter().filter(|node| node.alive);
+    if *topology {
+        return topology::print(context, &alive.collect::<Vec<_>>());
+    }
     let gpus: Vec<NodeGpu> = alive
         .flat_map(|NodeView { node, gpus, .. }| {
             gpus.into_iter().map(move |gpu| NodeGpu { node: node.clone(), gpu })

@@ -34,6 +34,8 @@ pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> 
         queues: builder.file.queues.iter().map(queue).collect(),
         gpus: gpus.map(|(gpu, index)| gpu_view(view, gpu, index)).collect(),
         waiting: waits.iter().map(waiting).collect(),
+        // GPUs of all nodes of the cluster: resource slices say nothing about their connections.
+        links: Vec::new(),
         suspended: Vec::new(),
         interval_ms: u64::try_from(REPORT_EVERY.as_millis()).unwrap_or(u64::MAX),
     }

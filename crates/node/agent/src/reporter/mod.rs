@@ -160,11 +160,13 @@ pub(crate) async fn report_node(
 ) -> Result<(), WireError> {
     let queue =
         |served: &Served| NodeQueue { name: served.spec.name.clone(), spec: spec_text(&served.spec.want) };
+    let uuids = env.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let report = ReportNode {
         node: env.node_name.clone(),
         worker: env.worker.clone(),
         queues: env.queues.iter().map(queue).collect(),
         gpus: view::gpus(&env.node, &env.gpus),
+        links: env.driver.topology().among(uuids).links().to_vec(),
         waiting,
         suspended,
         interval_ms: u64::try_from(NODE_EVERY.as_millis()).unwrap_or(u64::MAX),

@@ -1,7 +1,9 @@
 //! Nodes as they last reported.
 
-use cantle_clearml::cantle::{NodeView, ReportNode, WaitReport};
+use cantle_clearml::cantle::{GpuView, NodeView, ReportNode, WaitReport};
 use cantle_metrics::Fallback;
+use cantle_model::{Gpu, GpuMode, GpuUuid, Milli, Slice, Topology};
+use cantle_sched::connection;
 use cantle_store::NodeRow;
 
 use crate::app::Call;
@@ -30,9 +32,25 @@ impl Node {
         self.report.waiting.iter().find(|waiting| waiting.task == task)
     }
 
+    /// How the GPUs of a task that runs there are connected.
+    pub(crate) fn connection_of(&self, task: &str) -> Option<String> {
+        let gpus: Vec<Gpu> = self.report.gpus.iter().map(gpu).collect();
+        let uuids = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let topology = Topology::from_report(uuids, self.report.links.clone());
+        let slices = self.report.gpus.iter().flat_map(|gpu| gpu.slices.iter().map(move |slice| (gpu, slice)));
+        let held = slices.filter(|(_, slice)| slice.task == task).map(|(gpu, slice)| Slice {
+            gpu: GpuUuid(gpu.uuid.clone()),
+            milli: Milli(slice.milli),
+            memory_limit_bytes: slice.memory_limit_bytes,
+            mig: slice.mig.clone(),
+        });
+        connection(&topology, &gpus, &held.collect::<Vec<_>>())
+    }
+
     pub(crate) fn view(self) -> NodeView {
-        let ReportNode { node, worker, queues, gpus, .. } = self.report;
-        NodeView { node, worker, last_seen: rfc3339(self.last_seen_us), alive: self.alive, queues, gpus }
+        let ReportNode { node, worker, queues, gpus, links, .. } = self.report;
+        let last_seen = rfc3339(self.last_seen_us);
+        NodeView { node, worker, last_seen, alive: self.alive, queues, gpus, links }
     }
 }
 
@@ -72,5 +90,16 @@ fn node(row: NodeRow, now_us: i64) -> Option<Node> {
             }
             None
         }
+    }
+}
+
+/// A GPU as a report describes it.
+pub(crate) fn gpu(view: &GpuView) -> Gpu {
+    Gpu {
+        uuid: GpuUuid(view.uuid.clone()),
+        index: view.index,
+        model: view.model.clone(),
+        memory_bytes: view.memory_bytes,
+        mig: view.mode == GpuMode::Mig,
     }
 }

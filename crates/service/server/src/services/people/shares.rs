@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::cantle::GpuView;
 use cantle_decide::{Offer, SnapshotBuilder};
-use cantle_model::{Gpu, GpuMode, GpuUuid, QueueSpec, QueueWant, TaskId};
+use cantle_model::{QueueSpec, QueueWant, TaskId};
 use cantle_sched::{Held, Host, PoolMilli, Queue, Snapshot, Waiting};
 use cantle_store::TaskRow;
 
@@ -33,7 +32,7 @@ pub(crate) async fn snapshot(
         queue.waiting.push(waits(task, quotas));
     }
     let world = nodes.iter().fold(SnapshotBuilder::default(), |world, node| {
-        world.node(&node.report.node, node.report.gpus.iter().map(|view| Offer::new(gpu(view))))
+        world.node(&node.report.node, node.report.gpus.iter().map(|view| Offer::new(nodes::gpu(view))))
     });
     let world = quotas.own().fold(world, |world, (name, quota)| {
         let usage_ppm = past.ppm(&quotas.projects, name).unwrap_or(0);
@@ -69,15 +68,5 @@ fn holds(task: &TaskRow, quotas: &ProjectQuotas) -> Held {
         pool_milli: PoolMilli::new(),
         preemptible: task.terms.preemptible,
         stopping: task.evicted.is_some(),
-    }
-}
-
-fn gpu(view: &GpuView) -> Gpu {
-    Gpu {
-        uuid: GpuUuid(view.uuid.clone()),
-        index: view.index,
-        model: view.model.clone(),
-        memory_bytes: view.memory_bytes,
-        mig: view.mode == GpuMode::Mig,
     }
 }

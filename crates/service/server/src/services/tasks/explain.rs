@@ -232,6 +232,11 @@ impl Board {
         };
         let waits = task.index.status == TaskStatus::Queued;
         let mut reason = self.reason(task).unwrap_or_else(|| state_line(task));
+        let runs = task.node.as_ref().filter(|_| task.index.status == TaskStatus::InProgress);
+        let node = runs.and_then(|name| self.nodes.iter().find(|node| node.report.node == *name));
+        if let Some(connected) = node.and_then(|node| node.connection_of(&task.index.id)) {
+            reason = format!("{reason}; {connected}");
+        }
         if let Some(evicted) = was_evicted(task, "it was stopped").filter(|_| waits) {
             reason = format!("{reason}; {evicted}");
         }

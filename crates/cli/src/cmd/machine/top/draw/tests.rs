@@ -61,6 +61,7 @@ fn gpu(index: u32, mode: GpuMode, slices: Vec<SliceView>) -> GpuView {
 pub(crate) fn picture() -> Picture {
     let shared = gpu(0, GpuMode::Shared, vec![slice("half", 500, 20, 5), slice("quarter", 250, 10, 10)]);
     let node = NodeView {
+        links: Vec::new(),
         node: "n1".to_owned(),
         alive: true,
         gpus: vec![shared, gpu(1, GpuMode::Mig, Vec::new())],
