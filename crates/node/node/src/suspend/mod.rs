@@ -10,16 +10,15 @@
 //! is checkpointed, and are reserved again before the first one is restored. One program at a time does this on a node, under a kernel lock. If it
 //! dies, the lock is free, and the next one brings each step that it finds to its end ([`Suspender::recover`]).
 
+mod alone;
 mod error;
+mod in_use;
 mod place;
 mod process;
 mod recovery;
 mod refuse;
 mod resize;
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::thread;
 use std::time::Duration;
 
@@ -32,17 +31,18 @@ use tokio::time::Instant;
 use crate::burst;
 use crate::clock::now_ms;
 use crate::launch::new_lease;
-use crate::members::Members;
 use crate::store::{Locked, NodeStore};
-use crate::watchdog::ALWAYS_TOLERATED_BYTES;
 use crate::{NodeError, gpu_uuid_bytes, renew_driver_limits};
 
+pub(crate) use alone::Alone;
 pub use error::SuspendError;
+pub(crate) use in_use::in_use_bytes;
 pub use place::{budget, suspended, waits_again};
 pub use process::CheckpointHelper;
 pub(crate) use recovery::bring_back;
 pub use recovery::{Recovery, make_room};
 
+use in_use::holders;
 use process::Thawed;
 
 /// How long the work in flight may take until a lock gives up, unless the user says otherwise.
@@ -73,34 +73,6 @@ enum Out {
     UntilResumed,
     /// The agent, when there is room.
     ForAnother,
-}
-
-/// The right to change tasks of this node; the kernel takes it from a dead program.
-pub(crate) struct Alone(#[expect(dead_code, reason = "held, not read")] File);
-
-impl Alone {
-    /// As soon as no other program has it.
-    fn on(node: &NodeStore) -> Result<Self> {
-        let file = Self::file(node)?;
-        file.lock().map_err(|error| NodeError::file(node.dir(), error))?;
-        Ok(Self(file))
-    }
-
-    /// At once, or not at all.
-    pub(crate) fn try_on(node: &NodeStore) -> Result<Option<Self>> {
-        let file = Self::file(node)?;
-        match file.try_lock().map_err(io::Error::from) {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(NodeError::file(node.dir(), error)),
-        }
-    }
-
-    fn file(node: &NodeStore) -> Result<File> {
-        let path = node.dir().join("suspend.lock");
-        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        open.map_err(|error| NodeError::file(&path, error))
-    }
 }
 
 impl Suspender<'_> {
@@ -431,39 +403,6 @@ impl Suspender<'_> {
         locked.put(&lease)?;
         Ok(lease)
     }
-}
-
-/// The processes of a task that have memory on its GPUs, by the driver's figures.
-fn holders(driver: &dyn Driver, node: &NodeStore, lease: &Lease) -> Result<Vec<process::Holding>> {
-    let leases = node.leases()?;
-    let members = Members::of(node, &leases).and(&node.neighbors());
-    let mut found = Vec::new();
-    for slice in &lease.slices {
-        for listed in driver.processes(&slice.gpu)? {
-            if members.lease_of(listed.pid).as_ref() == Some(&lease.id)
-                && let Some(process) = cantle_runtime::holder_of(listed.pid)
-            {
-                let bytes = listed.used_bytes.unwrap_or(slice.memory_limit_bytes);
-                found.push(process::Holding { process, bytes });
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The use of the only slice of a task by the filter's count, or by the driver's figures if these are higher by more than what is always
-/// tolerated, in bytes.
-pub(crate) fn in_use_bytes(
-    driver: &dyn Driver,
-    node: &NodeStore,
-    lease: &Lease,
-    region: &Observer,
-) -> Result<u64> {
-    let uuid = lease.slices.first().and_then(|slice| gpu_uuid_bytes(slice.device()));
-    let counted =
-        region.snapshot()?.gpus.iter().find(|gpu| Some(gpu.uuid) == uuid).map_or(0, |gpu| gpu.used_bytes());
-    let driver: u64 = holders(driver, node, lease)?.iter().map(|held| held.bytes).sum();
-    Ok(counted.max(driver.saturating_sub(ALWAYS_TOLERATED_BYTES)))
 }
 
 /// Reserves slices for a task that comes back.

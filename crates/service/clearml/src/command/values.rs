@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use cantle_model::{
-    AfterList, ArraySpec, Bytes, ComputeRequest, GpuRequest, Isolation, Milli, check_memory_limit,
-};
+use cantle_model::{AfterList, ArraySpec, Bytes, ComputeRequest, GpuRequest, Isolation, check_memory_limit};
 use serde_json::Value;
 
 use super::{ArrayElement, TaskRequestError};
