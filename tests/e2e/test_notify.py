@@ -90,7 +90,7 @@ def test_bad_input_is_refused_in_one_line(cantle):
     for words, text in [
         (("notify", "set", "lab", "lab.example.org"), "is no URL; write https://…, slack:https://…, teams:https://… or mailto:ADDRESS"),
         (("notify", "set", "mail", "anna@example.org"), "this server sends no mail; its administrator sets --smtp"),
-        (("notify", "set", "lab", "https://example.org", "--on", "dinner"), '"dinner" is none of start, completed, failed, stopped'),
+        (("notify", "set", "lab", "https://example.org", "--on", "dinner"), '"dinner" is none of start, idle, completed, failed, stopped'),
         (("notify", "test", "lab"), 'you have no receiver "lab"; cantle notify list has them'),
         (("submit", "--queue", "none", "--notify", "lab", "--", "true"), 'you have no receiver "lab"; cantle notify list has them'),
     ]:

@@ -161,7 +161,14 @@ def test_suspend_move_and_resize(box):
     smaller, larger = page.next("cantle resize").splitlines()
     assert "has now 0.25 of GPU 1" in box.run(smaller.replace("TASK", task))
     assert "20 GiB limit" in box.run(larger.replace("TASK", task))
+    lent, submitted = page.next("cantle run --gpu-memory-request").splitlines()
+    box.write("serve.py", box.run("cat train.py"))
+    box.run(f"{lent} >serve.log 2>&1 &")
+    box.until("cat serve.log", "(up to 24 GiB where free)")
+    # The first task has the rest of that GPU.
+    box.until("cantle ps | grep -c '/ 20 GiB'", "2")
     box.start("cantle up --queue small=0.25")
+    assert len(box.run(submitted.replace("Q", "small", 1)).strip()) == 32
     for line in page.next("cantle queues set").splitlines():
         assert "room" in box.run(line.replace("QUEUE", "small").replace("PROJECT", "vision"))
     box.stop()

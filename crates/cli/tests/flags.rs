@@ -30,11 +30,12 @@ const ALL: &[&str] = &["half", "two", "few", "own", "cpu"];
 const WITH_GPU: &[&str] = &["half", "two", "few", "own"];
 
 /// Each option with its value.
-const OPTIONS: [(&str, &[&str], Fate); 23] = [
+const OPTIONS: [(&str, &[&str], Fate); 25] = [
     ("queue", &[], OfCommand),
     ("gpu", &["0.5"], Asked("gpu", &["half", "own"])),
     ("gpus", &["2"], Asked("gpus", &["two", "own"])),
     ("gpu-memory", &["4Gi"], Asked("gpu_memory", &["own"])),
+    ("gpu-memory-limit", &["30Gi", "--gpu", "0.5"], Asked("gpu_memory_limit", &["half", "own"])),
     ("mig-profile", &["1g.5gb"], Asked("mig_profile", &["own"])),
     ("isolation", &["shared"], Asked("isolation", WITH_GPU)),
     ("compute", &["fair"], Asked("compute", WITH_GPU)),
@@ -53,6 +54,7 @@ const OPTIONS: [(&str, &[&str], Fate); 23] = [
     ("priority", &["7"], Asked("priority", ALL)),
     ("non-preemptible", &[], Asked("non_preemptible", ALL)),
     ("time", &["2h"], Asked("time", ALL)),
+    ("idle", &["2h"], Asked("idle", ALL)),
     ("after", &["any:first"], Asked("after", ALL)),
     ("array", &["0-9%2"], Asked("array", ALL)),
     ("notify", &["lab"], Asked("notify", ALL)),
@@ -127,5 +129,5 @@ fn no_option_of_submit_is_ignored_by_any_queue() {
             }
         }
     }
-    assert_eq!((taken, refused), (87, 18), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
+    assert_eq!((taken, refused), (94, 21), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
 }

@@ -27,8 +27,8 @@ pub(crate) struct GpuAmount {
 /// `--gpu-memory-limit`.
 #[derive(Args, Debug, Clone, Copy, Default)]
 pub(crate) struct MemoryLimitArgs {
-    /// Memory of its GPU that the task may have at most: beyond its request (--gpu or --gpu-memory) as long as it is free. It is suspended
-    /// or queued again if it does not give that back for another task
+    /// Memory of its GPU that the task may have at most: beyond its request as long as it is free. The task is suspended or queued
+    /// again if it does not give that back for another one
     #[arg(long, value_name = "M", value_parser = values::bytes)]
     gpu_memory_limit: Option<Bytes>,
 }
