@@ -423,7 +423,7 @@ impl Agent {
     }
 }
 
-/// Takes memory back that is lent of a task's new slices. `false`: others use it, and the task waits, which is noted in `lent`. Who had
+/// Takes memory back that is lent of a task's new slices. `false`: others use it, and the task waits, which is noted in `lent`. A borrower that had
 /// its time to give it back is evicted.
 fn take_back(
     env: &Environment,

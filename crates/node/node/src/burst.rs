@@ -2,7 +2,7 @@
 //! ([ADR 0091](../../../../docs/adr/0091-memory-beyond-a-request-is-lent.md)).
 //!
 //! The limits of all slices of a GPU never exceed its memory in sum, lent memory included. So a task that runs always gets what it was
-//! allocated, and only one that starts may have to wait for memory that is lent and in use. What is lent and not in use is
+//! allocated, and only one that starts may have to wait for memory that is lent and in use. Lent memory that is not in use is
 //! taken back at once. For the rest the borrower gets a [`Recall`] with a time; then its owner suspends it or ends it.
 
 use std::fs::OpenOptions;

@@ -293,7 +293,7 @@ fn looks() -> Interval {
     looks
 }
 
-/// What has to happen to a task after a look at it.
+/// The result of a look at a task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Runs,

@@ -377,7 +377,7 @@ mod tests {
         let holder = holder_of(root.id()).unwrap();
         let sleeps = child_of(&holder).unwrap();
         let scope = Scope::below(holder, sleeps, None);
-        // What took the time has ended, and the root has waited for it.
+        // The process that took the time has ended, and the root has waited for it.
         let used = scope.cpu_time().unwrap();
         end_now(&sleeps);
         root.wait().unwrap();

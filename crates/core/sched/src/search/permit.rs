@@ -144,7 +144,7 @@ impl Attempt<'_> {
     }
 
     /// The units of the claimant's own project that count as running while those of others are considered. What a project gives
-    /// up itself gives it a claim on others only if it is within its quota then, whoever else stops: nobody takes that from
+    /// up itself gives it a claim on others only if it is within its quota then, also if no other task stops: nobody takes that from
     /// it. Beyond its quota, or with quotas of pools, the two would take turns forever.
     fn gives_no_claim(&mut self, units: &[usize]) -> Vec<usize> {
         let Claimant { project, wanted, in_pools, .. } = self.claimant;

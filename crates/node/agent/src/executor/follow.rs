@@ -94,7 +94,7 @@ impl Run {
             return;
         }
         self.changes = lease.changes;
-        // What is lent to a task is not counted.
+        // Lent memory is not counted.
         let slices = lease.counted_slices();
         if slices == self.entry().job.slices && lease.suspension.is_none() {
             return;

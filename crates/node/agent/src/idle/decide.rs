@@ -5,7 +5,7 @@ use std::time::Duration;
 use cantle_model::{IdleTime, TimeLimit};
 use tokio::time::Instant;
 
-/// What a task did in a window of time.
+/// The activity of a task in a window of time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Activity {
     /// Something.
@@ -16,7 +16,7 @@ pub(super) enum Activity {
     Unknown(String),
 }
 
-/// What is to be done about a task.
+/// The action that a task needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IdleNews {
     /// It was idle for so long, and ends after so long.

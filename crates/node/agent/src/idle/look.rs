@@ -52,7 +52,7 @@ impl BusyGpus {
     }
 }
 
-/// What is known of a task since the present window began.
+/// The findings about a task since the present window began.
 pub(super) struct Looker {
     is_active: bool,
     unknown: Option<String>,
@@ -79,7 +79,7 @@ impl Looker {
         self.is_active = true;
     }
 
-    /// What the last look at the GPUs says about it.
+    /// Takes the result of the last look at the GPUs.
     pub(super) fn note_gpus(
         &mut self,
         env: &Environment,
@@ -146,7 +146,7 @@ fn uses_cpu(before: Option<Duration>, now: Option<Duration>, window: Duration) -
 }
 
 /// When the terminal of a process was last read or written, in milliseconds since 1970; `None` if it has none. The kernel notes it for
-/// `w`, whoever has opened the terminal.
+/// `w`, for each program that has opened the terminal.
 fn terminal_used_ms(pid: u32) -> Option<i64> {
     let used = |fd: u32| {
         let found = fs::metadata(format!("/proc/{pid}/fd/{fd}")).ok()?;

@@ -65,7 +65,7 @@ impl IdleWatch {
         lock(&self.tasks).remove(lease);
     }
 
-    /// What the executor knows of a task. `is_active`: it cannot work, as a suspended task, or somebody changed its limits.
+    /// The task as the executor knows it. `is_active`: it cannot work, as a suspended task, or somebody changed its limits.
     pub(crate) fn follow(&self, lease: &LeaseId, slices: &[Slice], limit: Option<IdleTime>, is_active: bool) {
         let mut tasks = lock(&self.tasks);
         let Some(task) = tasks.get_mut(lease) else { return };

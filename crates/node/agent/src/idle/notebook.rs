@@ -25,7 +25,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 const MOST_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// What the notebook of a task said last.
+/// The last answers of a task's notebook.
 #[derive(Debug, Default)]
 pub(super) struct Notebook(Option<String>);
 

@@ -356,7 +356,7 @@ impl Suspender<'_> {
 
     fn reopen(&self, lease: &Lease) -> Result<()> {
         let region = Observer::open(&self.node.slice_dir(&lease.id))?;
-        // What was lent to it is not lent any more.
+        // Nothing is lent to it now.
         for slice in lease.slices.iter().filter(|_| lease.burst.is_some()) {
             let uuid =
                 gpu_uuid_bytes(slice.device()).ok_or_else(|| NodeError::BadUuid(slice.gpu.0.clone()))?;
