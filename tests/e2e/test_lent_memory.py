@@ -1,7 +1,9 @@
 """A limit of GPU memory above the request: free memory is lent, and comes back when another task needs it. The driver's record is the witness."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -286,5 +288,8 @@ def test_a_storm_of_borrowers(start):
         elif tasks:
             # Of a task that is suspended, the answer comes later.
             rng.choice(tasks).tell(f"alloc({GIB})")
+    # A task that was suspended when its `cantle run` was killed would stay.
+    for pid in (pid for row in cantle.json("ps") if row["state"] == "suspended" for pid in row["pids"]):
+        os.kill(pid, signal.SIGKILL)
     assert not over, over
     assert started > 5 and neighbor.ask(f"alloc({27 * GIB})")[0] == 0
