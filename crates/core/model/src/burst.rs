@@ -63,6 +63,13 @@ impl Recall {
         now_ms.saturating_sub(self.asked_ms) < Self::STANDS_MS
     }
 
+    /// The line about it in the task's log.
+    #[must_use]
+    pub fn notice(&self, now_ms: i64) -> String {
+        let (keep, left_s) = (Bytes(self.keep_bytes), (self.until_ms - now_ms).max(0) / 1000);
+        format!("another task needs GPU memory: this one may keep {keep} and has {left_s} s to free the rest")
+    }
+
     /// Is the time over that the task had to give the memory back, and does somebody still ask for it?
     #[must_use]
     pub const fn is_overdue(&self, now_ms: i64) -> bool {

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::backoff::Backoff;
-use crate::claims::{Claims, Handover, Placement};
+use crate::claims::{Claims, Handover};
 use crate::entry::{LeasedTask, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
@@ -372,8 +372,7 @@ impl Agent {
             // One by one: what a start takes is not taken back for the next one.
             if take_back(&self.env, &locked, (&start.task, &start.slices), &mut plan.evictions, &mut lent)? {
                 let memory_limit = inputs.memory_limit(&start.task);
-                let placement = Placement { start, memory_limit };
-                reserved.extend(self.claims.reserve(&self.env, &locked, vec![placement], &mut own)?);
+                reserved.push(self.claims.reserve(&self.env, &locked, (start, memory_limit), &mut own)?);
             }
         }
         self.planner.set_lent(&self.env, lent);
@@ -432,13 +431,10 @@ fn take_back(
     evictions: &mut Vec<Eviction>,
     lent: &mut Lent,
 ) -> Result<bool, AgentError> {
-    let borrowers = cantle_node::take_back(env.driver.as_ref(), locked, &env.gpus, slices)?;
-    if borrowers.as_ref().is_some_and(Vec::is_empty) {
-        return Ok(true);
-    }
-    let borrowers = borrowers.unwrap_or_default();
+    let awaited = cantle_node::take_back(env.driver.as_ref(), locked, &env.gpus, slices)?;
+    let Some(awaited) = awaited else { return Ok(true) };
     let is_new = |lease: &LeaseId| evictions.iter().all(|eviction| eviction.lease != *lease);
-    let overdue: Vec<_> = borrowers.iter().filter(|it| it.is_overdue && is_new(&it.lease)).collect();
+    let overdue: Vec<_> = awaited.0.iter().filter(|it| it.is_overdue && is_new(&it.lease)).collect();
     evictions.extend(overdue.into_iter().map(|borrower| Eviction {
         task: borrower.task.clone(),
         lease: borrower.lease.clone(),
@@ -446,6 +442,6 @@ fn take_back(
         for_task: task.clone(),
         cause: Cause::Lent,
     }));
-    lent.insert(task.0.clone(), borrowers);
+    lent.insert(task.0.clone(), awaited);
     Ok(false)
 }

@@ -51,6 +51,7 @@ mod first_call;
 mod idle;
 mod journal;
 mod listener;
+mod look_thread;
 mod meter;
 mod planner;
 mod queues;

@@ -8,11 +8,13 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::time::Duration;
 
 use cantle_driver::Driver;
 use cantle_ledger::host::Observer;
 use cantle_model::{Burst, Bytes, GRANULE_BYTES, Gpu, Lease, LeaseId, Recall, Share, Slice, TaskId};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::clock::now_ms;
 use crate::members::Members;
@@ -21,8 +23,11 @@ use crate::suspend::{Alone, in_use_bytes};
 use crate::watchdog::end;
 use crate::{NodeError, capacity, gpu_uuid_bytes, renew_driver_limits};
 
+/// How often free memory is lent, and a task that was suspended for its loan tries to come back.
+const LEND_EVERY: Duration = Duration::from_secs(1);
+
 /// How long a task has to give memory back that was lent to it, in milliseconds.
-pub const GIVE_BACK_MS: i64 = 10_000;
+const GIVE_BACK_MS: i64 = 10_000;
 
 /// Free memory below this is not worth a change of a limit.
 const WORTH_LENDING_BYTES: u64 = 64 << 20;
@@ -53,6 +58,21 @@ impl std::fmt::Display for Borrower {
     }
 }
 
+/// The borrowers that use memory which a task needs to start; none of them while another program changes a task of this node, because it
+/// is not known then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Awaited(pub Vec<Borrower>);
+
+/// As a waiting reason: which task has to give how much back.
+impl std::fmt::Display for Awaited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.first() {
+            Some(borrower) => write!(f, "waits for {borrower}"),
+            None => f.write_str("waits for a task that is being suspended or resumed"),
+        }
+    }
+}
+
 /// The terms of new slices with this memory limit; none if it is not more than they have.
 #[must_use]
 pub fn burst_of(limit: Option<Bytes>, slices: &[Slice], gpus: &[Gpu]) -> Option<Burst> {
@@ -61,8 +81,7 @@ pub fn burst_of(limit: Option<Bytes>, slices: &[Slice], gpus: &[Gpu]) -> Option<
     Burst::of(Share { milli: *milli, memory_limit_bytes: *memory_limit_bytes }, limit?, gpu.memory_bytes)
 }
 
-/// Takes back what is lent of the GPUs of `slices`, as far as they need it. Returns the borrowers that use it: while there are some, the
-/// slices must not be given out. `None`: another program changes a task of this node now, so it is not known.
+/// Takes back what is lent of the GPUs of `slices`, as far as they need it. `None`: nothing of it is in use, and the slices may be given out.
 ///
 /// # Errors
 /// If the driver does not answer, or a lease cannot be written.
@@ -71,37 +90,50 @@ pub fn take_back(
     locked: &Locked<'_>,
     gpus: &[Gpu],
     slices: &[Slice],
-) -> Result<Option<Vec<Borrower>>, NodeError> {
-    let mut awaited = Vec::new();
+) -> Result<Option<Awaited>, NodeError> {
+    let mut borrowers = Vec::new();
     for slice in slices.iter().filter(|slice| slice.mig.is_none()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == slice.gpu) else { continue };
         let leases = locked.leases()?;
         if leases.iter().all(|lease| lease.lent_bytes(&gpu.uuid) == 0) {
             continue;
         }
-        let Some(_alone) = Alone::try_on(locked.node())? else { return Ok(None) };
+        let Some(_alone) = Alone::try_on(locked.node())? else { return Ok(Some(Awaited(Vec::new()))) };
         let on = OnGpu { driver, locked, gpu };
-        awaited.extend(on.take_back(leases, slice.memory_limit_bytes)?);
+        borrowers.extend(on.take_back(leases, slice.memory_limit_bytes)?);
     }
-    Ok(Some(awaited))
+    Ok((!borrowers.is_empty()).then_some(Awaited(borrowers)))
+}
+
+/// Lends free memory from time to time.
+#[derive(Debug, Default)]
+pub struct Lender {
+    lent_at: Option<Instant>,
+}
+
+impl Lender {
+    /// Lends what is free of each GPU, if it is time for that. Returns whether it was.
+    pub fn look(&mut self, driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) -> bool {
+        let is_due = self.lent_at.is_none_or(|at| at.elapsed() >= LEND_EVERY);
+        if is_due {
+            self.lent_at = Some(Instant::now());
+            if let Err(error) = lend(driver, node, gpus) {
+                tracing::warn!(%error, "free GPU memory cannot be lent now");
+            }
+        }
+        is_due
+    }
 }
 
 /// Lends what is free of each GPU to the slices of running tasks that may have more than their request, in equal parts.
-///
-/// # Errors
-/// If the driver does not answer, or a lease cannot be written.
-pub fn lend(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) -> Result<(), NodeError> {
-    let on_gpu = |gpu: &Gpu, leases: &[Lease]| leases.iter().any(|lease| may_borrow(lease, gpu));
-    let leases = node.leases()?;
-    if !gpus.iter().any(|gpu| on_gpu(gpu, &leases)) {
-        return Ok(());
-    }
+fn lend(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) -> Result<(), NodeError> {
     let locked = node.lock()?;
     let Some(_alone) = Alone::try_on(node)? else { return Ok(()) };
+    // A borrower has one GPU, so what changes on one changes nothing on the others.
+    let leases = locked.leases()?;
     for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
-        let leases = locked.leases()?;
-        if on_gpu(gpu, &leases) {
-            OnGpu { driver, locked: &locked, gpu }.lend(leases)?;
+        if leases.iter().any(|lease| may_borrow(lease, gpu)) {
+            OnGpu { driver, locked: &locked, gpu }.lend(leases.clone())?;
         }
     }
     Ok(())
@@ -137,8 +169,7 @@ impl OnGpu<'_> {
         }
         // Those that have been asked already go on, so that not everybody is asked in the end.
         leases.sort_by_key(|lease| {
-            let is_asked = lease.burst.as_ref().is_some_and(|burst| burst.recall.is_some());
-            (!is_asked, std::cmp::Reverse(lease.lent_bytes(&self.gpu.uuid)))
+            (recall_of(lease).is_none(), std::cmp::Reverse(lease.lent_bytes(&self.gpu.uuid)))
         });
         let mut awaited = Vec::new();
         for mut lease in leases {

@@ -30,7 +30,7 @@ mod watchdog;
 use cantle_model::Holder;
 
 pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
-pub use burst::{Borrower, GIVE_BACK_MS, burst_of, lend, take_back};
+pub use burst::{Awaited, Lender, burst_of, take_back};
 pub use cantle_runtime::{Command, leave_terminal};
 pub use compute::{ComputeArbiter, ComputeUse, compute_use};
 pub use error::NodeError;

@@ -113,6 +113,12 @@ impl Watchdog {
         self.leases.all().filter(|lease| lease.kept).cloned().collect()
     }
 
+    /// May a task of this node have more memory than its request?
+    #[must_use]
+    pub fn has_borrowers(&self) -> bool {
+        self.leases.all().any(|lease| lease.burst.is_some())
+    }
+
     /// The events of GPUs since the last call.
     pub fn news(&mut self) -> Vec<String> {
         std::mem::take(&mut self.news)

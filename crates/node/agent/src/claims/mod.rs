@@ -27,13 +27,6 @@ pub(crate) struct Claims {
     tasks: Tasks<Pending>,
 }
 
-/// A start of the plan.
-pub(crate) struct Placement {
-    pub(crate) start: Start,
-    /// The most memory of its GPU that the task may have, if that is more than its request.
-    pub(crate) memory_limit: Option<Bytes>,
-}
-
 struct Pending {
     entry: LeasedTask,
     state: ClaimState,
@@ -67,25 +60,23 @@ pub(crate) enum Handover {
 }
 
 impl Claims {
-    /// Writes a lease and a job for each placement; returns the leases.
+    /// Writes a lease and a job for a placement, with the most memory of its GPU that the task may have if that is more than its request;
+    /// returns the lease.
     ///
     /// # Errors
-    /// Names what cannot be written. Placements before it stay reserved.
+    /// Names what cannot be written.
     pub(crate) fn reserve(
         &mut self,
         env: &Environment,
         locked: &Locked<'_>,
-        placements: Vec<Placement>,
+        (placement, memory_limit): (Start, Option<Bytes>),
         own: &mut OwnTasks,
-    ) -> Result<Vec<LeaseId>, AgentError> {
-        let mut reserved = Vec::new();
-        for placement in placements {
-            let entry = reserve(env, locked, placement, &own.workers)?;
-            own.add(&entry, false);
-            reserved.push(entry.job.lease.clone());
-            self.add(entry, ClaimState::Reserved(Instant::now()));
-        }
-        Ok(reserved)
+    ) -> Result<LeaseId, AgentError> {
+        let entry = reserve(env, locked, (placement, memory_limit), &own.workers)?;
+        own.add(&entry, false);
+        let lease = entry.job.lease.clone();
+        self.add(entry, ClaimState::Reserved(Instant::now()));
+        Ok(lease)
     }
 
     /// Takes reserved tasks from their queues. Then no other agent gets them. Returns whether the node had no room to write one of them
@@ -184,7 +175,7 @@ impl Pending {
 fn reserve(
     env: &Environment,
     locked: &Locked<'_>,
-    Placement { start: mut placement, memory_limit }: Placement,
+    (mut placement, memory_limit): (Start, Option<Bytes>),
     taken_workers: &BTreeSet<String>,
 ) -> Result<LeasedTask, AgentError> {
     mig::name_given(env.driver.as_ref(), &mut placement.slices)?;

@@ -67,11 +67,7 @@ impl Run {
         if let Some(recall) = burst.recall
             && self.recalled_until_ms != until_ms
         {
-            let (keep, left_s) = (Bytes(recall.keep_bytes), (recall.until_ms - now_ms()).max(0) / 1000);
-            let line = format!(
-                "another task needs GPU memory: this one may keep {keep} and has {left_s} s to free the rest"
-            );
-            env.note_in_task_log("lend", self.entry(), &line);
+            env.note_in_task_log("lend", self.entry(), &recall.notice(now_ms()));
         }
         self.recalled_until_ms = until_ms;
     }

@@ -10,8 +10,8 @@ mod look;
 mod notebook;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use cantle_model::{IdleTime, LeaseId, Slice};
@@ -20,6 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
 use crate::environment::Environment;
+use crate::look_thread::{LookThread, WeakTasks};
 use decide::Idleness;
 pub(crate) use decide::{IdleNews, shown};
 use look::{BusyGpus, Looker};
@@ -38,36 +39,29 @@ struct IdleTask {
     is_active: bool,
 }
 
-type IdleTasks = Mutex<BTreeMap<LeaseId, IdleTask>>;
-
-/// The tasks that are looked at. The thread ends with this value, and with it its use of the driver.
-pub(crate) struct IdleWatch {
-    tasks: Arc<IdleTasks>,
-    thread: Option<JoinHandle<()>>,
-}
+/// The tasks that are looked at.
+pub(crate) struct IdleWatch(LookThread<IdleTask>);
 
 impl IdleWatch {
     /// Begins to look; what it finds goes to `send`.
     pub(crate) fn start(env: &Arc<Environment>, send: impl Fn(LeaseId, IdleNews) + Send + 'static) -> Self {
-        let tasks = Arc::new(IdleTasks::default());
-        let (env, known) = (Arc::clone(env), Arc::downgrade(&tasks));
-        let thread = Some(thread::spawn(move || watch(&env, &known, send)));
-        Self { tasks, thread }
+        let env = Arc::clone(env);
+        Self(LookThread::start(move |known| watch(&env, known, send)))
     }
 
     /// A task has a process.
     pub(crate) fn add(&self, lease: LeaseId, stopper: Stopper) {
         let task = IdleTask { stopper, slices: Vec::new(), limit: None, is_active: false };
-        lock(&self.tasks).insert(lease, task);
+        self.0.tasks().insert(lease, task);
     }
 
     pub(crate) fn remove(&self, lease: &LeaseId) {
-        lock(&self.tasks).remove(lease);
+        self.0.tasks().remove(lease);
     }
 
     /// The task as the executor knows it. `is_active`: it cannot work, as a suspended task, or somebody changed its limits.
     pub(crate) fn follow(&self, lease: &LeaseId, slices: &[Slice], limit: Option<IdleTime>, is_active: bool) {
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = self.0.tasks();
         let Some(task) = tasks.get_mut(lease) else { return };
         if task.slices != slices {
             task.slices = slices.to_vec();
@@ -77,22 +71,7 @@ impl IdleWatch {
     }
 }
 
-impl Drop for IdleWatch {
-    fn drop(&mut self) {
-        self.tasks = Arc::default();
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // Its result cannot fail this.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn lock(tasks: &IdleTasks) -> MutexGuard<'_, BTreeMap<LeaseId, IdleTask>> {
-    tasks.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn watch(env: &Environment, known: &Weak<IdleTasks>, send: impl Fn(LeaseId, IdleNews)) {
+fn watch(env: &Environment, known: &WeakTasks<IdleTask>, send: impl Fn(LeaseId, IdleNews)) {
     // For the calls to notebooks.
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -101,8 +80,11 @@ fn watch(env: &Environment, known: &Weak<IdleTasks>, send: impl Fn(LeaseId, Idle
     let (mut found, mut busy) = (BTreeMap::new(), BusyGpus::default());
     while let Some(alive) = known.upgrade() {
         let began = Instant::now();
-        let mut tasks = lock(&alive).clone();
-        lock(&alive).values_mut().for_each(|task| task.is_active = false);
+        let mut tasks = BTreeMap::new();
+        for (lease, task) in alive.lock().iter_mut() {
+            tasks.insert(lease.clone(), task.clone());
+            task.is_active = false;
+        }
         drop(alive);
         tasks.retain(|_, task| task.limit.is_some());
         found.retain(|lease, _| tasks.contains_key(lease));

@@ -18,7 +18,7 @@ use cantle_metrics::Fallback;
 use cantle_model::{Bytes, Lease, LeaseId, TaskId, TimeLimit};
 use cantle_node::capacity;
 use cantle_node::clock::now_ms;
-use cantle_node::{Borrower, NodeError};
+use cantle_node::{Awaited, NodeError};
 use cantle_sched::{Plan, Queue, Reason, Wait, Waiting};
 use tokio::time::Instant;
 use tracing::field::Empty;
@@ -73,7 +73,7 @@ pub(crate) struct Planner {
 }
 
 /// The tasks that could start if others gave back what is lent to them, by task.
-pub(crate) type Lent = BTreeMap<String, Vec<Borrower>>;
+pub(crate) type Lent = BTreeMap<String, Awaited>;
 
 impl Planner {
     pub(crate) fn new(history: History) -> Self {
@@ -193,10 +193,10 @@ impl Planner {
             return;
         }
         self.waits.retain(|task, _| !self.lent.contains_key(task));
-        for (task, borrowers) in &lent {
-            let report = lent_report(task, borrowers);
-            let first = |borrowers: &[Borrower]| borrowers.first().map(|borrower| borrower.lease.clone());
-            if self.lent.get(task).is_none_or(|known| first(known) != first(borrowers)) {
+        for (task, awaited) in &lent {
+            let report = lent_report(task, awaited);
+            let first = |awaited: &Awaited| awaited.0.first().map(|borrower| borrower.lease.clone());
+            if self.lent.get(task).is_none_or(|known| first(known) != first(awaited)) {
                 env.note("wait", Some(task), None, report.reason.clone());
             }
             self.waits.insert(task.clone(), report);
@@ -257,12 +257,8 @@ impl PlanInputs {
     }
 }
 
-fn lent_report(task: &str, borrowers: &[Borrower]) -> cantle::WaitReport {
-    let reason = match borrowers.first() {
-        Some(borrower) => format!("waits for {borrower}"),
-        None => "waits for a task that is being suspended or resumed".to_owned(),
-    };
-    cantle::WaitReport { task: task.to_owned(), reason, remedy: None }
+fn lent_report(task: &str, awaited: &Awaited) -> cantle::WaitReport {
+    cantle::WaitReport { task: task.to_owned(), reason: awaited.to_string(), remedy: None }
 }
 
 /// The requests of these tasks. The amount of GPU counts in `NAME=task` queues only; the kind of GPU, and CPU and

@@ -1,19 +1,14 @@
 //! The memory that is lent to the task of a `cantle run` beyond its request.
 
 use std::sync::mpsc::{self, Receiver, TryRecvError};
-use std::time::Duration;
 
 use cantle_driver::{Driver, Installation};
-use cantle_model::{Bytes, Gpu, Lease, LeaseId, Recall};
-use tokio::time::Instant;
+use cantle_model::{Gpu, Lease, LeaseId, Recall};
 
-use crate::burst::lend;
+use crate::burst::Lender;
 use crate::clock::now_ms;
 use crate::store::NodeStore;
 use crate::suspend::{bring_back, make_room};
-
-/// How often free memory is lent, and a suspended task tries to come back.
-const LEND_EVERY: Duration = Duration::from_secs(1);
 
 /// Lends memory to the task, and takes it back from it.
 pub(super) struct Loan {
@@ -21,7 +16,7 @@ pub(super) struct Loan {
     /// The task may have more than its request, and is not being ended.
     may_borrow: bool,
     installation: Installation,
-    lent_at: Option<Instant>,
+    lender: Lender,
     /// The recall that was reported last.
     reported: Option<Recall>,
     /// A suspension or a return that is on its way.
@@ -34,7 +29,7 @@ impl Loan {
             lease: lease.id.clone(),
             may_borrow: lease.burst.is_some(),
             installation: installation.clone(),
-            lent_at: None,
+            lender: Lender::default(),
             reported: None,
             work: None,
         }
@@ -51,13 +46,7 @@ impl Loan {
         if !self.may_borrow {
             return None;
         }
-        let is_due = self.lent_at.is_none_or(|at| at.elapsed() >= LEND_EVERY);
-        if is_due {
-            self.lent_at = Some(Instant::now());
-            if let Err(error) = lend(driver, node, gpus) {
-                tracing::warn!(%error, "free GPU memory cannot be lent now");
-            }
-        }
+        let is_due = self.lender.look(driver, node, gpus);
         let lease = leases.iter().find(|lease| lease.id == self.lease)?;
         if let Some(work) = &self.work {
             match work.try_recv() {
@@ -90,11 +79,7 @@ impl Loan {
         if let Some(recall) = recall
             && until(self.reported) != Some(recall.until_ms)
         {
-            let left_s = (recall.until_ms - now_ms()).max(0) / 1000;
-            notify(&format!(
-                "another task needs GPU memory: this one may keep {} and has {left_s} s to free the rest",
-                Bytes(recall.keep_bytes)
-            ));
+            notify(&recall.notice(now_ms()));
         }
         self.reported = recall;
     }

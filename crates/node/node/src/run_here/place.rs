@@ -8,7 +8,7 @@ use cantle_sched::{Policy, Reason, Waiting};
 use tokio::time::{Instant, sleep};
 
 use super::RunRequest;
-use crate::burst::{Borrower, burst_of, take_back};
+use crate::burst::{Awaited, burst_of, take_back};
 use crate::capacity::{self, Lent};
 use crate::clock::now_ms;
 use crate::launch::new_lease;
@@ -23,15 +23,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 enum Wait {
     NoRoom(Reason),
     /// Others use memory beyond their requests that it would get.
-    Lent(Vec<Borrower>),
-}
-
-/// As a waiting reason: which task has to give how much back.
-fn lent(borrowers: &[Borrower]) -> String {
-    match borrowers.first() {
-        Some(borrower) => format!("waits for {borrower}"),
-        None => "waits for a task that is being suspended or resumed".to_owned(),
-    }
+    Lent(Awaited),
 }
 
 /// Waits until there is room for the task, and reserves it.
@@ -56,9 +48,9 @@ pub(super) async fn wait_for_capacity(
                 return Err(NodeError::Never(Box::new(reason)));
             }
             Wait::NoRoom(reason) if is_over => return Err(NodeError::NoRoom(Box::new(reason))),
-            Wait::Lent(borrowers) if is_over => return Err(NodeError::Lent(lent(&borrowers))),
+            Wait::Lent(awaited) if is_over => return Err(NodeError::Lent(awaited.to_string())),
             Wait::NoRoom(reason) => reason.to_string(),
-            Wait::Lent(borrowers) => lent(&borrowers),
+            Wait::Lent(awaited) => awaited.to_string(),
         };
         if reason != reported {
             notify(&format!("waiting: {reason}"));
@@ -89,9 +81,8 @@ fn take(
     }
     let mut slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
     mig::name_given(driver, &mut slices)?;
-    match take_back(driver, locked, gpus, &slices)? {
-        Some(borrowers) if borrowers.is_empty() => {}
-        borrowers => return Ok(Err(Wait::Lent(borrowers.unwrap_or_default()))),
+    if let Some(awaited) = take_back(driver, locked, gpus, &slices)? {
+        return Ok(Err(Wait::Lent(awaited)));
     }
     let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     let compute = request.compute.share_of(&slices)?;
