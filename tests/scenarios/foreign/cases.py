@@ -18,7 +18,7 @@ class CannotSay(Exception):
 class Expected:
     """What the table expects of a task: `runs`, `waits`, or `stopped` (it ran, and was stopped). `node` is None if any will do.
 
-    Tasks of one `alike` are interchangeable: the table expects something of so many of them."""
+    Tasks of one `alike` are interchangeable: the table expects a state of a number of them."""
 
     state: str
     node: str | None

@@ -123,7 +123,7 @@ class Scenario:
         self.counts_host = any(key in one for one in everything for key in counted + of_queues)
         self.has_affinity = any("NodeAffinityNames" in task for job in self.jobs for task in job["Tasks"])
         if self.has_affinity and "consolidate" in self.policy:
-            # Nodes are told apart by the model of their GPUs, and tasks move between GPUs of one model only.
+            # Nodes are distinguished by the model of their GPUs, and tasks move between GPUs of one model only.
             raise cases.CannotSay("a choice of nodes, where tasks may move")
 
     def configured_placement(self):
