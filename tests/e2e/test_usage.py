@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import re
+import subprocess
 import time
 
 import pytest
@@ -90,6 +91,33 @@ def test_costs_follow_the_price_sheet(box, tmp_path):
     sheet.write_text('currency = "EUR"\n[[price]]\nmodel = "NVIDIA H100"\ngpu_hour = 1\n')
     done = box.cli("usage", "--prices", str(sheet))
     assert "no price" in done.stderr and "EUR" in done.stdout
+
+
+def test_a_server_with_a_price_sheet_needs_none_in_reports(make_cantle, tmp_path):
+    sheet = tmp_path / "prices.toml"
+    box, from_date = make_cantle("1xA100-40GB"), now().date().isoformat()
+    sheet.write_text('currency = "euro"\n[[price]]\nmodel = "*"\ngpu_hour = 1\n')
+    refused = box.cli("up", "--prices", str(sheet), code=2)
+    assert f'--prices {sheet}: line 1: currency is "euro"' in refused.stderr
+    sheet.write_text('currency = "EUR"\n[[price]]\nmodel = "*"\ngpu_hour = 3600.0\n')
+    box.up("--queue", "half=0.5", "--prices", str(sheet))
+    box.wait_state(box.submit("half", *HALF_FOR_FIVE), "completed")
+    (half,) = [line for line in usage(box, "--by", "queue")["items"] if line["queue"] == "half"]
+    assert half["cost"] == pytest.approx(half["gpu_seconds"], abs=1e-5) and half["currency"] == "EUR"
+    assert "BillingCurrency" in box.cli("-o", "focus", "usage").stdout
+    # A sheet of the report's own comes first.
+    sheet.write_text('currency = "CHF"\n[[price]]\nmodel = "*"\ngpu_hour = 0\n')
+    assert "COST (CHF)" in box.cli("usage", "--prices", str(sheet)).stdout
+    assert "COST (EUR)" in box.cli("usage").stdout
+
+    # The command of the page, for the day on which the task ran.
+    (keys,) = box.json("credentials")
+    body = json.dumps({"from_date": from_date, "to_date": now().date().isoformat()})
+    curl = ["curl", "-sS", "-u", f"{keys['access_key']}:{keys['secret_key']}", "-d", body, f"{keys['url']}/get_usages"]
+    (tenant,) = json.loads(subprocess.run(curl, check=True, capture_output=True, text=True).stdout)["tenants"]
+    compute = tenant["categories"]["compute"]
+    assert (tenant["currency"], compute["dates"][0]) == ("EUR", from_date)
+    assert tenant["total_cost"] == pytest.approx(half["cost"], abs=1e-5) and list(compute["labels"]) == [MODEL]
 
 
 def test_charges_of_a_gpu_add_up_to_it(box, tmp_path):

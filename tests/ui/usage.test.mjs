@@ -1,19 +1,23 @@
 // The page of usage: its figures are those of `cantle usage`, and its file is the one of `cantle -o csv usage`.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { after, before, test } from "node:test";
 import { Cantle, closeBrowser, open, until } from "./cantle.mjs";
 
 let cantle;
 let page;
+const dir = mkdtempSync(`${tmpdir()}/cantle-usage-`);
 
 const submit = (project, name, ...command) => cantle.cli("submit", "--queue", "half", "--project", project, "--name", name, "--", ...command);
 const state = (name) => cantle.json("tasks").find((task) => task.name === name).state;
 const row = (name) => page.locator(`[data-usage="${name}"]`);
 
 before(async () => {
-  cantle = await Cantle.start("2xA100-40GB", "up", "--queue", "half=0.5");
+  // A second of a GPU costs one euro.
+  writeFileSync(`${dir}/prices.toml`, 'currency = "EUR"\n[[price]]\nmodel = "*"\ngpu_hour = 3600\n');
+  cantle = await Cantle.start("2xA100-40GB", "up", "--queue", "half=0.5", "--prices", `${dir}/prices.toml`);
   for (const name of ["one", "two", "three"]) submit("vision", name, "sleep", "8");
   submit("speech", "four", "sleep", "8");
   await until("all to end", () => ["one", "two", "three", "four"].every((name) => state(name) === "completed"));
@@ -23,6 +27,7 @@ before(async () => {
 after(async () => {
   await closeBrowser();
   await cantle.close();
+  rmSync(dir, { recursive: true });
 });
 
 test("each project has its line, and the lines add up to the time of all GPUs", async () => {
@@ -34,6 +39,12 @@ test("each project has its line, and the lines add up to the time of all GPUs", 
   const sum = shares.reduce((all, share) => all + Number.parseFloat(share), 0);
   assert.ok(Math.abs(sum - 100) < 0.2, `${shares}`);
   assert.match(await page.getByTestId("cli").textContent(), /^\$ cantle usage --from \d{4}-\d\d-\d\d --by project$/);
+});
+
+test("each line has its cost by the server's price sheet", async () => {
+  assert.match(await page.locator("table").first().innerText(), /Cost \(EUR\)/);
+  const [line] = cantle.json("usage", "--by", "project").filter((found) => found.project === "vision");
+  assert.equal(await row("vision").locator("td").last().innerText(), line.gpu_seconds.toFixed(2));
 });
 
 test("the last day is a column with a part for each line", async () => {

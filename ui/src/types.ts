@@ -197,6 +197,8 @@ export interface UsageLine {
   lost_gpu_seconds: number;
   /** The part of their limits that runs had at their peaks. */
   memory_peak: number | null;
+  /** Absent without a price for all of its time. */
+  cost?: number | null;
 }
 
 /** A task that would have fitted into a smaller share: `cantle.get_advice`. */

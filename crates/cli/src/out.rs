@@ -27,7 +27,7 @@ pub(crate) enum Format {
     Name,
     /// A ready clearml.conf (`credentials` only)
     Conf,
-    /// Charges in the columns of FOCUS 1.3, as CSV (`usage` with --prices only)
+    /// Charges in the columns of FOCUS 1.3, as CSV (`usage` with a price sheet only)
     Focus,
 }
 

@@ -28,6 +28,8 @@ interface Report {
   from: string;
   to: string;
   lines: UsageLine[];
+  /** Those of the costs; without them no line has one. */
+  prices?: { currency: string } | null;
 }
 
 interface Answer {
@@ -64,15 +66,17 @@ async function askSpare(days: number): Promise<Spare> {
 }
 
 /** The file of `cantle -o csv usage`. */
-function download({ from, to, lines }: Report, by: string): void {
+function download({ from, to, lines, prices }: Report, by: string): void {
   const columns = ["runs", "gpu_seconds", "guaranteed_gpu_seconds", "borrowed_gpu_seconds", "lent_gpu_seconds", "memory_gib_seconds", "memory_peak", "wait_median_s", "wait_p95_s", "given_up", "lost_gpu_seconds"] as const;
-  const rows = lines.map((line) => [from, to, line.kind, line.keys[0], ...columns.map((column) => line[column])]);
-  saveCsv(`usage-by-${by}.csv`, [["period_start", "period_end", "kind", by, ...columns], ...rows]);
+  const cost = (line: UsageLine) => (prices ? [line.cost, prices.currency] : []);
+  const rows = lines.map((line) => [from, to, line.kind, line.keys[0], ...columns.map((column) => line[column]), ...cost(line)]);
+  const heads = ["period_start", "period_end", "kind", by, ...columns, ...(prices ? ["cost", "currency"] : [])];
+  saveCsv(`usage-by-${by}.csv`, [heads, ...rows]);
 }
 
-function Sums({ by, lines, color }: { by: string; lines: UsageLine[]; color: (name: string) => string }) {
+function Sums({ by, report: { lines, prices }, color }: { by: string; report: Report; color: (name: string) => string }) {
   const all = lines.reduce((sum, line) => sum + line.gpu_seconds, 0);
-  const heads = [KEYS.find(([key]) => key === by)![1], "Kind", "Runs", "GPU-hours", "Borrowed", "Lent", "Share", "GiB-hours", "Peak", "Wait", "Wait, 95 %", "Lost"];
+  const heads = [KEYS.find(([key]) => key === by)![1], "Kind", "Runs", "GPU-hours", "Borrowed", "Lent", "Share", "GiB-hours", "Peak", "Wait", "Wait, 95 %", "Lost", ...(prices ? [`Cost (${prices.currency})`] : [])];
   return (
     <Table label="Usage" heads={heads}>
       {lines.map((line) => {
@@ -93,6 +97,7 @@ function Sums({ by, lines, color }: { by: string; lines: UsageLine[]; color: (na
             <td>{seconds(line.wait_median_s)}</td>
             <td>{seconds(line.wait_p95_s)}</td>
             <td>{line.lost_gpu_seconds > 0 && hours(line.lost_gpu_seconds)}</td>
+            {prices && <td>{line.cost?.toFixed(2)}</td>}
           </tr>
         );
       })}
@@ -183,7 +188,7 @@ export function Usage() {
             GPU-hours per day <span class="muted">days of UTC</span>
           </h2>
           <Days lines={answer.days} nameOf={(line) => nameOf(line, line.keys[1])} order={[...names, "free", "faulty", "away"]} color={color} />
-          <Sums by={by} lines={lines} color={color} />
+          <Sums by={by} report={answer.report} color={color} />
         </section>
       )}
       {spare.problem && (

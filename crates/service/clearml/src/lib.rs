@@ -27,6 +27,7 @@ pub mod cantle;
 pub mod events;
 pub mod exec;
 pub mod leases;
+pub mod metering;
 pub mod notify;
 pub mod pools;
 pub mod projects;

@@ -20,7 +20,7 @@ pub struct GetUsage {
     /// The keys by which it is added up.
     #[serde(deserialize_with = "keys")]
     pub by: Vec<UsageKey>,
-    /// The prices of GPUs.
+    /// The prices of GPUs; absent: those of the server, if it has any.
     pub prices: Option<PriceSheet>,
     /// At most this number of lines of runs: those that left most of their memory unused, the most first. Runs whose peak is not known do
     /// not count.
@@ -168,6 +168,8 @@ pub struct Usage {
     pub lines: Vec<UsageLine>,
     /// The account of each GPU.
     pub gpus: Vec<GpuAccount>,
+    /// The prices of the costs; absent: the lines have no cost.
+    pub prices: Option<PriceSheet>,
 }
 
 /// Whose time a line is.

@@ -9,7 +9,8 @@ use axum::extract::{self, ConnectInfo, DefaultBodyLimit, RawQuery, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{any, get};
+use cantle_clearml::metering::GetUsages;
 use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
 use serde_json::{Map, Value, json};
 use tracing::Instrument as _;
@@ -43,7 +44,8 @@ pub(crate) enum Service {
 
 impl Service {
     fn has(self, endpoint: &str) -> bool {
-        const LACKING: [&str; 5] = [
+        const LACKING: [&str; 6] = [
+            "get_usages",
             "users.get_vaults",
             "workers.cluster_report",
             "workers.cluster_unregister",
@@ -103,6 +105,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .route("/healthz", get(health::answer).with_state(Arc::clone(&app)))
         .route("/readyz", get(health::ready).with_state(Arc::clone(&app)))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
+        .route("/get_usages", any(get_usages))
         .merge(execs::router(api.clone()))
         .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)
@@ -187,6 +190,22 @@ pub(crate) async fn answer(
     (status, axum::Json(Envelope { meta, data })).into_response()
 }
 
+/// ClearML's Usage Aggregator is a program of its own, whose answers have no envelope.
+async fn get_usages(
+    State(api): State<Api>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    match dispatch(&api, &peer, GetUsages::ENDPOINT, None, &headers, body).await {
+        Ok(data) => axum::Json(data).into_response(),
+        Err(error) => {
+            let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (status, axum::Json(json!({"error": error.message}))).into_response()
+        }
+    }
+}
+
 async fn dispatch(
     api: &Api,
     peer: &Peer,
@@ -195,7 +214,7 @@ async fn dispatch(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Value, ApiError> {
-    if !endpoint.contains('.') || !api.service.has(endpoint) {
+    if !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
     let rule = rights::rule(endpoint).ok_or_else(|| ApiError::unknown_endpoint(endpoint))?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_clearml::StopRequest;
+use cantle_clearml::usage::PriceSheet;
 use cantle_store::{AuditRow, Change, ProjectRow, Store, StoreError, TaskFilter};
 use tokio::sync::Notify;
 
@@ -52,6 +53,8 @@ pub(crate) struct App {
     pub(crate) logins: Logins,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
+    /// The prices of GPUs, for reports that bring none.
+    pub(crate) prices: Option<PriceSheet>,
     pub(crate) health: Health,
     pub(crate) lists: Lists,
     pub(crate) first_usage: FirstUsage,

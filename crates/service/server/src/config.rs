@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cantle_clearml::usage::PriceSheet;
+
 use crate::{KubernetesConfig, NotifyConfig, OidcConfig, TlsFiles};
 
 /// How long events are kept by default.
@@ -50,6 +52,8 @@ pub struct ServerConfig {
     pub keep_audit: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
+    /// The prices of GPUs, for reports that bring none.
+    pub prices: Option<PriceSheet>,
     /// The receivers of notices, with their events and addresses.
     pub notify: NotifyConfig,
 }
@@ -75,6 +79,7 @@ impl Default for ServerConfig {
             keep_logs: None,
             keep_audit: Some(Duration::from_secs(KEEP_AUDIT_DAYS * 24 * 3600)),
             usage_half_life: None,
+            prices: None,
             notify: NotifyConfig::default(),
         }
     }

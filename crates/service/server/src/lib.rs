@@ -249,8 +249,6 @@ impl Server {
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
         let files = files::Files::open(location.clone()).await?;
         location.record(&dir)?;
-        let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
-        let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
         let app = Arc::new(app::App {
             store,
             keys: identity.keys,
@@ -259,7 +257,8 @@ impl Server {
             refusals: rights::audit::Refusals::default(),
             logins: rights::audit::Logins::default(),
             files,
-            usage_half_life_ms,
+            usage_half_life_ms: config.usage_half_life.map(whole_ms),
+            prices: config.prices.clone(),
             health: health::Health::default(),
             lists: lists::Lists::default(),
             first_usage: services::FirstUsage::default(),
@@ -355,6 +354,10 @@ impl Server {
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
+}
+
+fn whole_ms(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
 }
 
 /// Knows at any time whether this server does the periodic work.

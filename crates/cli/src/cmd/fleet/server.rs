@@ -8,6 +8,7 @@ use cantle_server::{KubernetesConfig, OidcConfig, Server, TlsFiles};
 use clap::Args;
 
 use crate::announced::announce;
+use crate::cmd::people::usage::prices;
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::CliError;
 use crate::host::{report_ready, until_signal};
@@ -101,6 +102,10 @@ pub(crate) struct ListenArgs {
     /// [default: past use does not count]
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     usage_half_life: Option<Duration>,
+    /// The prices of GPUs for `cantle usage`, the page and ClearML's get_usages, a TOML file (docs/guide/usage.md) [default: reports have
+    /// no costs]
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
     /// Keep events for this time (7d), or `forever`; those of tasks that have not ended stay
     #[arg(long, value_name = "TIME", default_value = "90d", value_parser = values::kept)]
     keep_events: values::Kept,
@@ -162,6 +167,7 @@ pub(crate) async fn bind(
         state_dir: context.dirs.state.clone(),
         open_source,
         usage_half_life: listen.usage_half_life,
+        prices: listen.prices.as_deref().map(prices::read).transpose()?,
         keep_events: listen.keep_events.0,
         keep_logs: listen.keep_logs.0,
         keep_audit: listen.keep_audit.0,

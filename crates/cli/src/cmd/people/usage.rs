@@ -1,7 +1,7 @@
 //! `cantle usage`: who had which part of the GPUs for how long, and the time that no run had.
 
 mod focus;
-mod prices;
+pub(crate) mod prices;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ pub(crate) struct UsageArgs {
     /// project,user [default: project]
     #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = UsageKey::from_str)]
     by: Vec<UsageKey>,
-    /// Compute costs with this price sheet, a TOML file (docs/guide/usage.md)
+    /// Compute costs with this price sheet, a TOML file (docs/guide/usage.md) [default: the one of the server, if it has one]
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
     /// Print only the N lines that left most of their memory unused, the most first
@@ -69,13 +69,13 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
     let to = args.to.unwrap_or_else(Timestamp::now);
     let from = args.from.map_or_else(|| month_of(to), Ok)?;
     check_order(from, to)?;
-    let sheet = args.prices.as_deref().map(prices::read).transpose()?;
+    let prices = args.prices.as_deref().map(prices::read).transpose()?;
     let by = keys(context, args)?;
     let request = GetUsage {
         from: from.to_string(),
         to: to.to_string(),
         by: by.clone(),
-        prices: sheet.clone(),
+        prices,
         most_unused: args.most_unused.map(|count| count as usize),
     };
     let connection = Connection::open(context)?;
@@ -87,17 +87,17 @@ pub(crate) fn usage(context: &Context, args: &UsageArgs) -> CommandResult {
         return check(context, &usage);
     }
     match context.printer.format {
-        Format::Json => context.printer.json(&as_json(&usage, &by, sheet.as_ref())),
+        Format::Json => context.printer.json(&as_json(&usage, &by)),
         Format::Focus => {
-            let charges = focus::charges(&usage, &sheet.unwrap_or_default())?;
+            let charges = focus::charges(&usage)?;
             let head =
                 charges.first().into_iter().flatten().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>();
             let row = |charge: &Vec<(_, String)>| charge.iter().map(|(_, value)| value.clone()).collect();
             context.printer.csv(&head, &charges.iter().map(row).collect::<Vec<Vec<String>>>());
         }
-        Format::Csv => csv(context, &usage, &by, sheet.as_ref()),
+        Format::Csv => csv(context, &usage, &by),
         Format::Table | Format::Wide | Format::Name | Format::Conf => {
-            table(context, &usage, &by, sheet.as_ref());
+            table(context, &usage, &by);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -140,7 +140,6 @@ fn keys(context: &Context, args: &UsageArgs) -> Result<Vec<UsageKey>, CliError> 
         (Format::Focus, _) if args.most_unused.is_some() => {
             refused("-o focus has all charges: it takes no --most-unused")
         }
-        (Format::Focus, _) if args.prices.is_none() => refused("-o focus has costs: it needs --prices FILE"),
         (Format::Focus, [_, ..]) => {
             refused("-o focus has a charge for each task, GPU and day: it takes no --by")
         }
@@ -192,13 +191,14 @@ fn values(line: &UsageLine, by: &[UsageKey], sheet: Option<&PriceSheet>) -> Vec<
     all
 }
 
-fn as_json(usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) -> Value {
-    let item = |line| values(line, by, sheet).into_iter().collect();
+fn as_json(usage: &Usage, by: &[UsageKey]) -> Value {
+    let item = |line| values(line, by, usage.prices.as_ref()).into_iter().collect();
     let items: Vec<Map<String, Value>> = usage.lines.iter().map(item).collect();
     json!({"version": 1, "from": usage.from, "to": usage.to, "items": items})
 }
 
-fn csv(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) {
+fn csv(context: &Context, usage: &Usage, by: &[UsageKey]) {
+    let sheet = usage.prices.as_ref();
     let text = |value: Value| match value {
         Value::Null => String::new(),
         Value::String(text) => text,
@@ -215,7 +215,8 @@ fn csv(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSh
     context.printer.csv(&head, &rows);
 }
 
-fn table(context: &Context, usage: &Usage, by: &[UsageKey], sheet: Option<&PriceSheet>) {
+fn table(context: &Context, usage: &Usage, by: &[UsageKey]) {
+    let sheet = usage.prices.as_ref();
     // Of all GPUs, also where only some lines were asked for.
     let of_gpu =
         |gpu: &GpuAccount| gpu.allocated_seconds + gpu.free_seconds + gpu.faulty_seconds + gpu.away_seconds;

@@ -184,6 +184,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("events.scalar_metrics_iter_histogram", &[Task(Act::Read, "task")]),
     free("events.scalar_metrics_iter_raw", &[Task(Act::Read, "task")]),
     free("events.vector_metrics_iter_histogram", &[Task(Act::Read, "task")]),
+    free("get_usages", &[ADMIN]),
     free("login.logout", &[Anyone]),
     free("login.supported_modes", &[Anyone]),
     free("models.add_or_update_metadata", &[Model(Act::Change, "model")]),

@@ -26,6 +26,7 @@ pub(crate) fn routes() -> Routes {
     output::events::add(&mut routes);
     tasks::execs::add(&mut routes);
     fleet::history::add(&mut routes);
+    runs::metering::add(&mut routes);
     output::metrics::add(&mut routes);
     output::models::add(&mut routes);
     people::keys::add(&mut routes);

@@ -32,6 +32,7 @@ mod kubernetes_tokens;
 mod limits;
 mod lists;
 mod matrix;
+mod metering;
 mod notices;
 mod older;
 mod pools;

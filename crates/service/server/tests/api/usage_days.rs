@@ -50,7 +50,7 @@ async fn ran(store: &Store, id: &str, project: &str, queue: &str, milli: u32, (f
     store.set_status(id, TaskStatus::Completed, &at(to_us)).await.unwrap();
 }
 
-async fn usage(server: &TestServer, (from_us, to_us): (i64, i64), by: &[&str]) -> Usage {
+pub(crate) async fn usage(server: &TestServer, (from_us, to_us): (i64, i64), by: &[&str]) -> Usage {
     let by: Vec<UsageKey> = by.iter().map(|key| key.parse().unwrap()).collect();
     let [from, to] = [from_us, to_us].map(|us| jiff::Timestamp::from_microsecond(us).unwrap().to_string());
     server.client.call(&GetUsage { from, to, by, ..GetUsage::default() }).await.unwrap()
@@ -80,7 +80,7 @@ const REPORTS: [&[&str]; 7] = [
 ];
 
 /// Two GPUs from the first day on, a quota from the fourth, and six runs.
-async fn fill(store: &Store, project: &str, queue: &str, first: i64) {
+pub(crate) async fn fill(store: &Store, project: &str, queue: &str, first: i64) {
     let time = |gpu: &str| GpuTimeRow {
         gpu: gpu.into(),
         from_us: first * DAY_US + HOUR_US,

@@ -60,8 +60,12 @@ type Charge = Vec<(&'static str, String)>;
 /// The charges of lines that are by [`BY`].
 ///
 /// # Errors
-/// A GPU without a price: a charge without a cost is none.
-pub(super) fn charges(usage: &Usage, sheet: &PriceSheet) -> Result<Vec<Charge>, CliError> {
+/// No price sheet, or a GPU without a price: a charge without a cost is none.
+pub(super) fn charges(usage: &Usage) -> Result<Vec<Charge>, CliError> {
+    let Some(sheet) = &usage.prices else {
+        let text = "-o focus has costs: it needs --prices FILE, or a server with a price sheet (cantle server --prices FILE)";
+        return Err(CliError::new(ErrorKind::Usage, text));
+    };
     let mut origins: BTreeMap<(&str, &str), f64> = BTreeMap::new();
     // Runs without a GPU have no cost.
     let lines = || usage.lines.iter().filter(|line| !line.keys[1].is_empty() && line.gpu_seconds > 0.0);
@@ -164,18 +168,18 @@ mod tests {
 
     fn usage(lines: Vec<UsageLine>) -> Usage {
         let (from, to) = ("2026-11-30T06:00:00Z".to_owned(), "2026-12-02T00:00:00Z".to_owned());
-        Usage { from, to, lines, ..Usage::default() }
+        let prices = Some(PriceSheet { currency: "EUR".into(), prices: Vec::new() });
+        Usage { from, to, lines, prices, ..Usage::default() }
     }
 
     #[test]
     fn the_parts_of_a_gpu_are_the_gpu() {
-        let sheet = PriceSheet { currency: "EUR".into(), prices: Vec::new() };
         let lines = vec![
             line(UsageKind::Allocated, "t1", 3600.0, Some(2.0)),
             line(UsageKind::Allocated, "t2", 7200.0, Some(4.0)),
             line(UsageKind::Free, "", 54_000.0, Some(30.0)),
         ];
-        let charges = charges(&usage(lines), &sheet).unwrap();
+        let charges = charges(&usage(lines)).unwrap();
         let ratio = |charge: &Charge| {
             let details: serde_json::Value =
                 serde_json::from_str(value(charge, "AllocatedMethodDetails")).unwrap();
@@ -202,8 +206,10 @@ mod tests {
 
     #[test]
     fn a_gpu_without_a_price_is_refused() {
-        let sheet = PriceSheet { currency: "EUR".into(), prices: Vec::new() };
-        let error = charges(&usage(vec![line(UsageKind::Free, "", 1.0, None)]), &sheet).unwrap_err();
-        assert!(error.to_string().contains("no price for A100 on all of 2026-11-30"), "{error}");
+        let unpriced = usage(vec![line(UsageKind::Free, "", 1.0, None)]);
+        let error = charges(&unpriced).unwrap_err().to_string();
+        assert!(error.contains("no price for A100 on all of 2026-11-30"), "{error}");
+        let error = charges(&Usage { prices: None, ..unpriced }).unwrap_err().to_string();
+        assert!(error.contains("it needs --prices FILE, or a server with a price sheet"), "{error}");
     }
 }

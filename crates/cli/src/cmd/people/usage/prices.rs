@@ -1,4 +1,4 @@
-//! The price sheet of `cantle usage --prices`.
+//! The price sheet of `cantle usage --prices` and `cantle server --prices`.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ struct File {
 }
 
 /// Reads and checks a sheet. Errors name its line.
-pub(super) fn read(path: &Path) -> Result<PriceSheet, CliError> {
+pub(crate) fn read(path: &Path) -> Result<PriceSheet, CliError> {
     let usage = |why: String| CliError::new(ErrorKind::Usage, format!("--prices {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| usage(error.to_string()))?;
     parse(&text).map_err(usage)

@@ -36,9 +36,10 @@ pub(crate) fn add(routes: &mut Routes) {
     routes.typed(get_usage);
 }
 
-async fn get_usage(call: Call, request: GetUsage) -> Result<Usage, ApiError> {
+pub(super) async fn get_usage(call: Call, request: GetUsage) -> Result<Usage, ApiError> {
     let period = period(&request.from, &request.to, call.now_us)?;
-    let prices = request.prices.as_ref().map(prices).transpose()?;
+    let sheet = request.prices.or_else(|| call.app.prices.clone());
+    let prices = sheet.as_ref().map(prices).transpose()?;
     let list = call.app.lists.begin(call.who.user.as_str()).await.map_err(|_| late())?;
     let view = View::read(&call).await?;
     let mut sums = Sums { report: Report::default(), lent: BTreeMap::new(), view, by: request.by, prices };
@@ -77,7 +78,7 @@ async fn get_usage(call: Call, request: GetUsage) -> Result<Usage, ApiError> {
             )));
         }
     }
-    let mut usage = sums.finish(period);
+    let mut usage = Usage { prices: sheet, ..sums.finish(period) };
     if let Some(count) = request.most_unused {
         keep_most_unused(&mut usage.lines, count);
     }
@@ -240,7 +241,7 @@ impl Sums {
             add_lent(&mut lines, &mut self.lent);
         }
         let gpus = accounts.into_iter().map(|(gpu, account)| gpu_account(gpu, &account)).collect();
-        Usage { from: rfc3339(period.from_us), to: rfc3339(period.to_us), lines, gpus }
+        Usage { from: rfc3339(period.from_us), to: rfc3339(period.to_us), lines, gpus, prices: None }
     }
 }
 
@@ -405,7 +406,7 @@ pub(crate) fn period(from: &str, to: &str, now_us: i64) -> Result<Period, ApiErr
     Ok(Period { from_us, to_us: to_us.min(now_us).max(from_us) })
 }
 
-fn prices(sheet: &PriceSheet) -> Result<Prices, ApiError> {
+pub(super) fn prices(sheet: &PriceSheet) -> Result<Prices, ApiError> {
     let time = |text: &Option<String>, otherwise: i64| match text {
         None => Ok(otherwise),
         Some(text) => from_rfc3339(text).ok_or_else(|| {
