@@ -91,7 +91,7 @@ pub struct MeteredLabel {
     pub values: MeteredValues,
 }
 
-/// So many units cost this price.
+/// A price and the number of units that it is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MeteredPrice {
     /// In the currency of the tenant.
