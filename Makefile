@@ -73,7 +73,7 @@ gpu-test:
 soak: build setup
 	tests/soak.sh
 
-# Pictures of every page of the web UI, into docs/screenshots.
+# The pictures of the web page in README and docs, into docs/screenshots.
 screenshots: build
 	tests/ui/run.sh screenshots
 

@@ -1,6 +1,7 @@
-// Pictures of every page for README and docs, light and dark, wide and narrow: `make screenshots` takes them again.
+// The pictures of the web page in README and docs: `make screenshots` takes them again.
 
-import { mkdirSync } from "node:fs";
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import path from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Cantle, ROOT, closeBrowser, live, open, until } from "./cantle.mjs";
@@ -24,7 +25,10 @@ for epoch in range(600):
     time.sleep(0.5)
 `;
 
-const cantle = await Cantle.start("4xA100-40GB", "up", "--worker-name", "dgx01", "--queue", ...QUEUES);
+const dir = mkdtempSync(path.join(tmpdir(), "cantle-screenshots-"));
+const prices = path.join(dir, "prices.toml");
+writeFileSync(prices, 'currency = "EUR"\n[[price]]\nmodel = "*"\ngpu_hour = 2.5\n');
+const cantle = await Cantle.start("4xA100-40GB", "up", "--worker-name", "dgx01", "--prices", prices, "--queue", ...QUEUES);
 try {
   const train = (queue, project, name, epochs) =>
     cantle.cli("submit", "--queue", queue, "--project", project, "--name", name, "--", "python3", "-c", TRAINING, String(epochs));
@@ -41,22 +45,19 @@ try {
   train("train", "llm", "llama-8b-dpo", 30);
   for (const name of ["eval-mmlu", "eval-gsm8k", "eval-humaneval"]) train("eval", "llm", name, 20);
 
-  const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["projects", "/projects"], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
+  const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["new", "/new"], ["projects", "/projects"], ["usage", "/usage"]];
 
   mkdirSync(OUT, { recursive: true });
   await until("the training to be well on its way", () => cantle.json("gpus").some((gpu) => gpu.slices.some((slice) => slice.memory_used_bytes > 13 * 2 ** 30)), 60_000);
   for (const [name, address] of PAGES) {
-    for (const colorScheme of ["light", "dark"]) {
-      for (const [size, viewport] of [["wide", { width: 1280, height: 860 }], ["narrow", { width: 360, height: 780 }]]) {
-        const page = await open(cantle, address, { colorScheme, viewport });
-        await live(page);
-        await sleep(700);
-        await page.screenshot({ path: path.join(OUT, `${name}-${colorScheme}-${size}.png`) });
-        await page.context().close();
-      }
-    }
+    const page = await open(cantle, address, { colorScheme: "light", viewport: { width: 1280, height: 860 } });
+    await live(page);
+    await sleep(700);
+    await page.screenshot({ path: path.join(OUT, `${name}.png`) });
+    await page.context().close();
   }
 } finally {
   await closeBrowser();
   await cantle.close();
+  rmSync(dir, { recursive: true });
 }
