@@ -78,6 +78,28 @@ def test_the_account_of_each_gpu_closes(box):
     assert sum(account["allocated_seconds"] for account in accounts) >= 2.5
 
 
+def test_a_run_without_a_queue_has_a_line_too(box):
+    """`cantle run` on a node with an agent, and its control: a second GPU that nobody had."""
+    begin = now()
+    running = box.start("run", "--gpu", "0.25", "--", "sleep", "6")
+
+    def line():
+        found = [line for line in usage(box, "--from", begin.isoformat(), "--by", "task")["items"] if line["name"] == "sleep"]
+        return found[0] if found else None
+
+    wait_until(line, 30, "a line of the run")
+    assert running.wait(60) == 0
+    wait_until(lambda: not [slice for gpu in box.json("gpus") for slice in gpu["slices"]], 30, "the end of the slice")
+    time.sleep(2)
+    before, had = line(), now()
+    assert before["kind"] == "allocated" and before["runs"] == 1
+    assert 0.25 * 6 <= before["gpu_seconds"] <= 0.25 * (had - begin).total_seconds()
+    # It has ended.
+    time.sleep(2)
+    assert line()["gpu_seconds"] == before["gpu_seconds"]
+    box.cli("usage", "--check")
+
+
 def test_costs_follow_the_price_sheet(box, tmp_path):
     task = box.submit("half", *HALF_FOR_FIVE)
     box.wait_state(task, "completed")

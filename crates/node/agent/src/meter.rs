@@ -216,6 +216,7 @@ mod tests {
     fn gpu() -> GpuView {
         let slice = SliceView {
             compute: None,
+            direct: None,
             task: "t".into(),
             lease: "l".into(),
             milli: 250,

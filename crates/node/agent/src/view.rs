@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use cantle_clearml::SuspendedView;
-use cantle_clearml::cantle::{ComputeView, GpuView, ProcessView, SliceView};
+use cantle_clearml::cantle::{ComputeView, DirectSlice, GpuView, ProcessView, SliceView};
 use cantle_ledger::host::{Observer, SliceUse};
 use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
 use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes};
@@ -77,6 +77,10 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
         enforced_by: lease.enforced_by(slice),
         processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
         compute: compute_view(node, lease),
+        direct: lease
+            .queue
+            .is_none()
+            .then(|| DirectSlice { name: lease.name.clone(), since_ms: Some(lease.placed_ms) }),
     }
 }
 

@@ -95,6 +95,19 @@ pub struct SliceView {
     /// Its part of the GPU's compute time; absent where the driver divides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<ComputeView>,
+    /// Of a slice of no task of the server: of `cantle run`, or of a pod that no queue made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<DirectSlice>,
+}
+
+/// A slice that was taken on its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectSlice {
+    /// Its name, for people: the program, or the pod with its namespace.
+    pub name: String,
+    /// When it was taken, in milliseconds since 1970, by the node's clock; absent: before its first report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<i64>,
 }
 
 /// A process that holds memory of a slice.

@@ -1,11 +1,11 @@
-//! Records in which state each GPU was, for the accounts: a time begins when a report of its node differs from the last one, and when
-//! a node has become silent.
+//! Records in which state each GPU was, and what a node gave to no task of the server, for the accounts: a time begins when a report of
+//! its node differs from the last one, and when a node has become silent.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::ReportNode;
-use cantle_model::pools_of;
-use cantle_store::{GpuTimeRow, NodeRow, Store, StoreError};
+use cantle_model::{GpuUuid, Milli, Slice, pools_of};
+use cantle_store::{DirectRun, GpuTimeRow, NodeRow, Store, StoreError};
 use cantle_usage::GpuPresence;
 
 use crate::services::fleet::nodes::is_recent;
@@ -39,7 +39,33 @@ pub(crate) async fn reported(store: &Store, report: &ReportNode, now_us: i64) ->
         }
     }
     new.extend(gone.into_values().filter(|row| state(row) != GpuPresence::Away).map(|row| away(row, now_us)));
-    if new.is_empty() { Ok(()) } else { store.begin_gpu_times(&new).await }
+    if !new.is_empty() {
+        store.begin_gpu_times(&new).await?;
+    }
+    store.set_direct_runs(&report.node, &direct_runs(report), now_us).await
+}
+
+/// The slices of no task, those of one lease together.
+fn direct_runs(report: &ReportNode) -> Vec<DirectRun> {
+    let mut runs: BTreeMap<&str, DirectRun> = BTreeMap::new();
+    for gpu in &report.gpus {
+        for slice in &gpu.slices {
+            let Some(direct) = &slice.direct else { continue };
+            let run = runs.entry(&slice.lease).or_insert_with(|| DirectRun {
+                lease: slice.lease.clone(),
+                name: direct.name.clone(),
+                since_us: direct.since_ms.map(|ms| ms.saturating_mul(1000)),
+                slices: Vec::new(),
+            });
+            run.slices.push(Slice {
+                gpu: GpuUuid(gpu.uuid.clone()),
+                milli: Milli(slice.milli),
+                memory_limit_bytes: slice.memory_limit_bytes,
+                mig: slice.mig.clone(),
+            });
+        }
+    }
+    runs.into_values().collect()
 }
 
 /// The GPUs of nodes that do not report any more are away since their last report.
@@ -53,7 +79,16 @@ pub(crate) async fn silent(store: &Store, now_us: i64) -> Result<(), StoreError>
     let lasting = store.lasting_gpu_times(None).await?;
     let new: Vec<GpuTimeRow> =
         lasting.iter().filter(|row| state(row) != GpuPresence::Away).filter_map(lost).collect();
-    if new.is_empty() { Ok(()) } else { store.begin_gpu_times(&new).await }
+    if new.is_empty() {
+        return Ok(());
+    }
+    store.begin_gpu_times(&new).await?;
+    // Nobody knows how long they last.
+    let gone: BTreeMap<&str, i64> = new.iter().map(|row| (row.node.as_str(), row.from_us)).collect();
+    for (node, from_us) in gone {
+        store.end_direct_runs(node, from_us).await?;
+    }
+    Ok(())
 }
 
 fn away(row: &GpuTimeRow, from_us: i64) -> GpuTimeRow {

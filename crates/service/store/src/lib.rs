@@ -46,6 +46,7 @@ pub use people::quota_times::QuotaTime;
 pub use people::secrets::{MOST_SECRETS, SecretRow};
 pub use people::sessions::{SessionRow, SessionUse};
 pub use people::users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
+pub use runs::direct::DirectRun;
 pub use runs::gpu_times::GpuTimeRow;
 pub use runs::lost::{FenceRow, LOST, Renewal, Renewed};
 pub use runs::usage_days::{DAY_US, UsageDay, UsageForm};

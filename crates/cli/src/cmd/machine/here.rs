@@ -293,6 +293,7 @@ fn view(gpu: &GpuHere) -> GpuView {
             .map(|process| ProcessView { pid: process.pid, memory_bytes: process.used_bytes.unwrap_or(0) })
             .collect(),
         compute: None,
+        direct: None,
     };
     let slices: Vec<SliceView> = gpu.slices.iter().map(slice).collect();
     let allocated_milli = slices.iter().map(|slice| slice.milli).sum();

@@ -333,6 +333,7 @@ mod tests {
     fn gpu(millis: &[u32]) -> GpuView {
         let slice = |&milli: &u32| SliceView {
             compute: None,
+            direct: None,
             task: "t".into(),
             lease: "l".into(),
             milli,

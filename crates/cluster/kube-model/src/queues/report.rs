@@ -1,21 +1,28 @@
 //! Reports the cluster as one node, for `cantle gpus`, `projects` and `why`. Pure.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode, SliceView, WaitReport};
+use cantle_clearml::cantle::{DirectSlice, GpuView, NodeQueue, ReportNode, SliceView, WaitReport};
 use cantle_model::{Fraction, Slice};
 use cantle_sched::Wait;
 
 use super::builder::PodBuilder;
 use super::pod_request::PodRequest;
 use crate::SliceName;
-use crate::cluster::{ClusterView, ViewGpu};
+use crate::cluster::{ClusterView, PodSlices, ViewGpu};
 
 /// How often the server gets the report even if nothing has changed.
 pub const REPORT_EVERY: Duration = Duration::from_secs(20);
 
 /// The report to the server.
-pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> ReportNode {
+/// `own`: the UIDs of the pods of tasks.
+pub fn node_report(
+    builder: &PodBuilder,
+    view: &ClusterView,
+    own: &BTreeSet<String>,
+    waits: &[Wait],
+) -> ReportNode {
     let queue = |queue: &super::config::QueueConfig| NodeQueue {
         name: queue.name.clone(),
         spec: spec(
@@ -32,7 +39,7 @@ pub fn node_report(builder: &PodBuilder, view: &ClusterView, waits: &[Wait]) -> 
         node: builder.owner.clone(),
         worker: builder.owner.clone(),
         queues: builder.file.queues.iter().map(queue).collect(),
-        gpus: gpus.map(|(gpu, index)| gpu_view(view, gpu, index)).collect(),
+        gpus: gpus.map(|(gpu, index)| gpu_view(view, own, gpu, index)).collect(),
         waiting: waits.iter().map(waiting).collect(),
         // GPUs of all nodes of the cluster: resource slices say nothing about their connections.
         links: Vec::new(),
@@ -50,7 +57,13 @@ fn spec(gpu: Option<&SliceName>) -> String {
     }
 }
 
-fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
+/// A pod without a UID has no record: its successor would look the same.
+fn direct(own: &BTreeSet<String>, holding: &PodSlices) -> Option<DirectSlice> {
+    let is_direct = !holding.pod.is_empty() && !own.contains(&holding.pod);
+    is_direct.then(|| DirectSlice { name: holding.name.clone(), since_ms: None })
+}
+
+fn gpu_view(view: &ClusterView, own: &BTreeSet<String>, seen: &ViewGpu, index: u32) -> GpuView {
     let all =
         view.holdings.iter().flat_map(|holding| holding.slices.iter().map(move |slice| (holding, slice)));
     let held: Vec<_> = all.filter(|(_, slice)| slice.gpu == seen.offer.gpu.uuid).collect();
@@ -59,6 +72,7 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
         .into_iter()
         .map(|(holding, slice)| SliceView {
             compute: None,
+            direct: direct(own, holding),
             task: holding.name.clone(),
             lease: holding.pod.clone(),
             milli: slice.milli.0,
@@ -80,5 +94,21 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
         allocated_milli: allocated,
         slices,
         fault: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_no_queue_made_has_a_record_of_its_own() {
+        let own = BTreeSet::from(["u-1".to_owned()]);
+        let named = |pod: &str| {
+            let (node, name) = ("n".to_owned(), "team/notebook".to_owned());
+            let holding = PodSlices { node, pod: pod.to_owned(), name, slices: Vec::new(), by_claim: true };
+            direct(&own, &holding).map(|direct| direct.name)
+        };
+        assert_eq!(["u-1", "u-2", ""].map(named), [None, Some("team/notebook".to_owned()), None]);
     }
 }

@@ -135,7 +135,8 @@ impl Controller {
         }
         self.report_held(look, &pods).await?;
         self.report_waiting(&decided.waits).await?;
-        self.report_cluster(look, &decided.waits).await
+        let own = pods.iter().map(|pod| known_uid(pod.uid())).collect();
+        self.report_cluster(look, &own, &decided.waits).await
     }
 
     /// Once the cluster's scheduler has allocated GPUs to pods, the server counts these allocations.
@@ -185,12 +186,17 @@ impl Controller {
     }
 
     /// The cluster is one node to the server: its GPUs, their holders, and the reason why each task waits.
-    async fn report_cluster(&mut self, look: &QuotaInput, waits: &[Wait]) -> Result<(), KubeError> {
+    async fn report_cluster(
+        &mut self,
+        look: &QuotaInput,
+        own: &BTreeSet<String>,
+        waits: &[Wait],
+    ) -> Result<(), KubeError> {
         let due = |after: Duration| self.quotas.reported.as_ref().is_none_or(|(at, _)| at.elapsed() >= after);
         if !due(REPORT_AFTER) {
             return Ok(());
         }
-        let report = node_report(&self.builder, &look.view, waits);
+        let report = node_report(&self.builder, &look.view, own, waits);
         let text = serde_json::to_string(&report).map_err(KubeError::Object)?;
         let changed = self.quotas.reported.as_ref().is_none_or(|(_, known)| *known != text);
         if changed || due(REPORT_EVERY) {

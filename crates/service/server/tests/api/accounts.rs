@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use cantle_clearml::cantle::GpuView;
+use cantle_clearml::cantle::{DirectSlice, GpuView, ReportNode, SliceView};
 use cantle_clearml::pools::SetPool;
 use cantle_clearml::quotas::{GetProjects, SetQuota};
 use cantle_clearml::usage::{GetUsage, Usage, UsageKey, UsageKind, UsageLine};
+use cantle_clearml::{Client, Credentials};
 use cantle_model::{ProjectQuota, Quota};
 use serde_json::json;
 
@@ -266,4 +267,83 @@ async fn what_is_forgotten_changes_no_sum() {
     assert_eq!((of(&last, &ended).name, of(&last, &lasts).name), (None, Some("t".to_owned())));
     assert_eq!((of(&last, &ended).keys[2].as_str(), of(&last, &lasts).keys[2].as_str()), ("", "nlp"));
     assert!((of(&last, &ended).gpu_seconds - had).abs() < 1e-9 && last.gpus[0].closes);
+}
+
+/// A GPU with a slice of no task, which was taken some seconds ago.
+fn with_direct(lease: &str) -> GpuView {
+    let slice = SliceView {
+        task: "run-17".into(),
+        lease: lease.into(),
+        milli: 500,
+        memory_limit_bytes: 20 << 30,
+        memory_used_bytes: 0,
+        mig: None,
+        enforcement: None,
+        enforced_by: Vec::new(),
+        processes: Vec::new(),
+        compute: None,
+        direct: Some(DirectSlice {
+            name: "python3".into(),
+            since_ms: Some(jiff::Timestamp::now().as_millisecond() - 50),
+        }),
+    };
+    GpuView { slices: vec![slice], ..gpu_view("GPU-a", "A100") }
+}
+
+#[tokio::test]
+async fn a_slice_of_no_task_has_its_line_and_its_account() {
+    let server = TestServer::start().await;
+    node(&server, &["GPU-a"]).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.report_gpus("n", vec![with_direct("lease-1")]).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    node(&server, &["GPU-a"]).await;
+    let by_task = usage(&server, &["task"]).await;
+    let had = line(&by_task, &["lease-1"]);
+    assert_eq!((had.name.as_deref(), had.runs), (Some("python3"), 1));
+    // Half of the time from when it was taken, not from when it was reported.
+    assert!(had.gpu_seconds >= 0.05, "{had:?}");
+    assert!(by_task.gpus.iter().all(|gpu| gpu.closes && gpu.late_seconds == 0.0), "{:?}", by_task.gpus);
+    let later = usage(&server, &["task"]).await;
+    assert_eq!(line(&later, &["lease-1"]).gpu_seconds.to_bits(), had.gpu_seconds.to_bits(), "it has ended");
+
+    // A member sees that it was there, and not what it was.
+    server.client.call_value("projects.create", &json!({"name": "own"})).await.unwrap();
+    let new = json!({"name": "ann", "role": "member", "project": "own"});
+    let ann = server.client.call_value("cantle.add_user", &new).await.unwrap();
+    let text = |field: &str| ann[field].as_str().unwrap().to_owned();
+    let keys = Credentials { access_key: text("access_key"), secret_key: text("secret_key") };
+    let ann = Client::new(server.client.url(), keys).unwrap();
+    let (from, to) = ("2020-01-01T00:00:00Z".to_owned(), "2100-01-01T00:00:00Z".to_owned());
+    let hers =
+        ann.call(&GetUsage { from, to, by: vec![UsageKey::Task], ..GetUsage::default() }).await.unwrap();
+    assert_eq!(line(&hers, &["(others)"]).name, None);
+    server.report_gpus("n", vec![with_direct("lease-2")]).await;
+    let seen = ann.call_value("cantle.get_nodes", &json!({})).await.unwrap();
+    let slice = &seen["nodes"][0]["gpus"][0]["slices"][0];
+    assert!(slice["milli"] == 500 && slice["task"] == "" && slice.get("direct").is_none(), "{slice}");
+}
+
+#[tokio::test]
+async fn a_slice_of_no_task_ends_with_the_last_report_of_its_node() {
+    let server = TestServer::start().await;
+    let report = ReportNode {
+        node: "n".into(),
+        worker: "n:dgpu0".into(),
+        gpus: vec![with_direct("lease-1")],
+        interval_ms: 1,
+        ..ReportNode::default()
+    };
+    server.client.call(&report).await.unwrap();
+    let mut had = f64::MAX;
+    for _ in 0..300 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = line(&usage(&server, &["task"]).await, &["lease-1"]).gpu_seconds;
+        if now.to_bits() == had.to_bits() {
+            assert!(now < 0.5, "{now} s of half a GPU");
+            return;
+        }
+        had = now;
+    }
+    panic!("it goes on: {had} s");
 }

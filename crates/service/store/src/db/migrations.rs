@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text for SQLite, and text for PostgreSQL. A released migration never changes: the database remembers
 /// a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 35] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 36] = [
     (
         1,
         "first",
@@ -103,6 +103,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 35] = [
         Instead(include_str!("../../migrations/postgres/0037_usage_days.sql")),
     ),
     (38, "idle times", include_str!("../../migrations/0038_idle_times.sql"), Same),
+    (43, "direct runs", include_str!("../../migrations/0043_direct_runs.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

@@ -1,6 +1,7 @@
 //! Runs: each execution of a task, with its node, its duration and the reason of its end. Each run of a task has a new
 //! number, and a report that names another number than the newest is refused.
 
+pub(crate) mod direct;
 pub(crate) mod evictions;
 pub(crate) mod gpu_times;
 pub(crate) mod lost;

@@ -1,7 +1,9 @@
 //! What accounts are made of: runs with their owner and wait, and the states of GPUs over time.
 
 use cantle_model::{AtFull, Budget, GpuUuid, Measured, Milli, ProjectQuota, Quota, Slice, TaskStatus};
-use cantle_store::{BudgetMonth, Change, GpuTimeRow, NewTask, Store, StoreError, TaskClaim, Terms};
+use cantle_store::{
+    BudgetMonth, Change, DirectRun, GpuTimeRow, NewTask, Store, StoreError, TaskClaim, Terms,
+};
 use serde_json::Map;
 
 use crate::common;
@@ -240,4 +242,46 @@ async fn what_a_budget_counts_is_of_the_month_and_of_the_tree() {
     store.delete_project("id of vision", true).await.unwrap();
     store.count_budgets(&next).await.unwrap();
     assert_eq!(store.budgets().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_a_node_gave_to_no_task_has_runs() {
+    let fresh = common::fresh().await;
+    let store = fresh.open().await;
+    let direct = |lease: &str, milli: u32, since_us: Option<i64>| {
+        let slice = Slice {
+            gpu: GpuUuid("GPU-a".to_owned()),
+            milli: Milli(milli),
+            memory_limit_bytes: 1 << 30,
+            mig: None,
+        };
+        DirectRun { lease: lease.to_owned(), name: "python".to_owned(), since_us, slices: vec![slice] }
+    };
+    let (one, two) = (direct("one", 250, Some(90)), direct("two", 500, None));
+    store.set_direct_runs("n", std::slice::from_ref(&one), 100).await.unwrap();
+    store.set_direct_runs("n", &[one.clone(), two.clone()], 200).await.unwrap();
+    // Another node's runs do not end them.
+    store.set_direct_runs("m", &[], 250).await.unwrap();
+    // One ends, and the other has another size.
+    store.set_direct_runs("n", &[direct("two", 125, None)], 300).await.unwrap();
+    // By a clock that was set back.
+    store.set_direct_runs("n", &[], 240).await.unwrap();
+    // One that was suspended is back.
+    store.set_direct_runs("n", &[direct("one", 250, Some(90))], 400).await.unwrap();
+    store.end_direct_runs("n", 500).await.unwrap();
+    let runs = store.runs_between(0, 1000).await.unwrap();
+    let seen: Vec<_> = runs
+        .iter()
+        .map(|run| (&*run.task, run.run, run.taken_us, run.ended_us, run.slices[0].milli.0))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("one", 1, Some(90), Some(300), 250),
+            ("two", 1, Some(200), Some(300), 500),
+            ("two", 2, Some(300), Some(300), 125),
+            ("one", 2, Some(400), Some(500), 250),
+        ]
+    );
+    assert!(runs.iter().all(|run| run.name.as_deref() == Some("python") && run.queue.is_none()));
 }

@@ -64,7 +64,10 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
     if let Some(seen) = call.active_seen().await? {
         // Everybody may see how much of a GPU is taken, but not who took it.
         let slices = nodes.iter_mut().flat_map(|node| &mut node.gpus).flat_map(|gpu| &mut gpu.slices);
-        slices.filter(|slice| !seen.contains(&slice.task)).for_each(|slice| slice.task.clear());
+        for slice in slices.filter(|slice| !seen.contains(&slice.task)) {
+            slice.task.clear();
+            slice.direct = None;
+        }
     }
     Ok(Nodes { nodes })
 }

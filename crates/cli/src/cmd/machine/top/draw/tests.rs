@@ -32,6 +32,7 @@ fn task(id: &str, state: TaskStatus, reason: Option<&str>) -> TaskView {
 fn slice(task: &str, milli: u32, limit_gib: u64, used_gib: u64) -> SliceView {
     SliceView {
         compute: None,
+        direct: None,
         task: format!("task-{task}"),
         lease: format!("lease-{task}"),
         milli,
