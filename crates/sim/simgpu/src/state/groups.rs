@@ -62,6 +62,13 @@ pub(crate) fn group_of(dir: &Path) -> Option<u64> {
     (rc == 0 && found.f_type as u64 == CGROUP2).then(|| fs::metadata(dir).ok().map(|dir| dir.ino())).flatten()
 }
 
+/// The path of this process's group, as its cgroup namespace shows it; `None` at the root of the namespace.
+pub(super) fn own_path() -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    (!path.is_empty()).then(|| path.into())
+}
+
 /// The groups from `own` upwards. In a cgroup namespace the path leads to another group or to none: then only the own one is known.
 fn ancestry(own: u64) -> GroupIds {
     let mut groups = [0; DEPTH];
@@ -75,8 +82,7 @@ fn ancestry(own: u64) -> GroupIds {
 }
 
 fn own_directory() -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let path = own_path().unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mount = mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;

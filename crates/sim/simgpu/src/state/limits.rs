@@ -119,6 +119,22 @@ impl SimState {
         self.limits.iter().position(is_free).or_else(|| self.limits.iter().position(|limit| !limit.exists()))
     }
 
+    /// The groups of this process. The hierarchy is not mounted in a container on version 1, and the kernel reports the own group only. Then the
+    /// limited groups above it are found by their paths. In a cgroup namespace of its own, a process of this simulation has none above it.
+    fn own_groups(&self) -> groups::GroupIds {
+        let mut own = groups::own_groups();
+        let Some(path) = groups::own_path().filter(|_| own[0] != 0 && own[1] == 0) else { return own };
+        let is_above = |limit: &&GroupLimit| {
+            let mut above = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+            limit.group != 0 && above.any(|above| limit.path().ends_with(above))
+        };
+        let mut found: Vec<u64> = self.limits.iter().filter(is_above).map(|limit| limit.group).collect();
+        found.sort_unstable();
+        found.dedup();
+        own[1..].iter_mut().zip(found).for_each(|(to, group)| *to = group);
+        own
+    }
+
     fn granules_of(&self, device: usize, group: u64) -> u64 {
         let members = self.processes().filter(|(_, process)| process.groups.contains(&group));
         members
@@ -134,7 +150,7 @@ impl StateGuard {
         if self.limits_on(device).next().is_none() {
             return true;
         }
-        let own = groups::own_groups();
+        let own = self.own_groups();
         self.slots[slot].groups = own;
         if own[0] == 0 {
             // The kernel does not report it, for example to a process without a free descriptor: it may be any group's.
@@ -150,7 +166,7 @@ impl StateGuard {
     /// The limit on a GPU that this process is under, and what its group holds, in bytes; the lowest of several.
     pub fn own_limit(&self, device: usize) -> Option<(u64, u64)> {
         self.limits_on(device).next()?;
-        let own = groups::own_groups();
+        let own = self.own_groups();
         let limits = self.limits_on(device).filter(|limit| own.contains(&limit.group));
         let lowest =
             limits.filter(|limit| limit.hard_bytes != UNLIMITED).min_by_key(|limit| limit.hard_bytes)?;
