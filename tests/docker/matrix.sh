@@ -7,6 +7,8 @@
 #   nvidia-legacy Debian's Docker with NVIDIA's container runtime as its default, in legacy mode
 #   nvidia-cdi    the same in CDI mode
 #   nvidia-jit-cdi the same in the default mode of its newer versions, which writes a CDI spec for each container
+#   driver-615    Debian's Docker with a driver that has limits and suspension of its own; the machine's cgroups
+#   driver-615-v2 the same on cgroup v2
 #   userns-remap  Debian's Docker with --userns-remap: the root of containers is an ordinary user of the machine
 #   rootless      rootless Docker and rootless Podman of an ordinary user; the machine's cgroups
 #   rootless-v2   the same on cgroup v2
@@ -46,6 +48,7 @@ inside() {
             tests="$tests tests/docker/test_toolkit.py tests/docker/test_forward.py"
             ;;
         esac
+        case $1 in driver-615*) tests=tests/docker/test_driver_limit.py ;; esac
         if [ "$1" = userns-remap ]; then
             # The ids of containers must reach the engine's data.
             chmod 711 "$dir"
@@ -67,7 +70,7 @@ inside() {
 cell() {
     echo "==> docker: $1"
     case $1 in
-    docker-v2 | moby | moby-v2 | nvidia-legacy | nvidia-cdi | nvidia-jit-cdi | userns-remap | rootless | rootless-v2 | rootless-moby) ;;
+    docker-v2 | moby | moby-v2 | nvidia-legacy | nvidia-cdi | nvidia-jit-cdi | driver-615 | driver-615-v2 | userns-remap | rootless | rootless-v2 | rootless-moby) ;;
     on-rhel | on-driver-container | on-wsl | on-flatcar | on-cos | on-nixos) export CANTLE_TEST_LAYOUT="${1#on-}" ;;
     *)
         echo "matrix.sh: there is no cell \"$1\"" >&2
@@ -100,6 +103,7 @@ cell() {
         ;;
     esac
     case $1 in moby*) cdi=1 ;; esac
+    case $1 in driver-615*) export CANTLE_TEST_DRIVER=615.71.09 ;; *) unset CANTLE_TEST_DRIVER ;; esac
     case $1 in
     *-v2) env PATH="$path" CANTLE_TEST_CDI="$cdi" CANTLE_TEST_CGROUP=2 tests/docker/cgroup2.sh \
         tests/docker/on_machine.sh 2xA100-40GB tests/docker/matrix.sh --inside "$1" ;;
@@ -115,7 +119,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "skipped: container engines of the tests' own need root"
     exit 77
 fi
-[ $# != 0 ] || set -- docker-v2 moby moby-v2 nvidia-legacy nvidia-cdi nvidia-jit-cdi userns-remap rootless rootless-v2 rootless-moby \
+[ $# != 0 ] || set -- docker-v2 moby moby-v2 nvidia-legacy nvidia-cdi nvidia-jit-cdi driver-615 driver-615-v2 userns-remap rootless rootless-v2 rootless-moby \
     on-rhel on-driver-container on-wsl on-flatcar on-cos on-nixos
 tests/rootfs.sh >/dev/null
 tests/setup-venv.sh

@@ -27,6 +27,8 @@ CELLS = {
     "nvidia-legacy": ("Docker 20.10", "NVIDIA 1.17.8, legacy", "mounts", "v1, root"),
     "nvidia-cdi": ("Docker 20.10", "NVIDIA 1.17.8, cdi", "mounts", "v1, root"),
     "nvidia-jit-cdi": ("Docker 20.10", "NVIDIA 1.20.1, jit-cdi", "mounts", "v1, root"),
+    "driver-615": ("Docker 20.10; driver 615", "runc", "mounts", "v1, root"),
+    "driver-615-v2": ("Docker 20.10; driver 615", "runc", "mounts", "v2, root"),
     "userns-remap": ("Docker 20.10 with `userns-remap`", "runc", "mounts", "v1, root"),
     "rootless": ("Docker 20.10, Podman 4.3", "runc", "mounts", "v1, rootless"),
     "rootless-v2": ("Docker 20.10, Podman 4.3", "runc", "mounts", "v2, rootless"),

@@ -14,4 +14,4 @@ exec unshare --mount --propagation private sh -ec '
     mkdir -p /var/lib/cantle
     mount -t tmpfs -o mode=755 tmpfs /var/lib/cantle
     exec "$@"
-' sh "$cantle" sim machine --layout "${CANTLE_TEST_LAYOUT:-debian}" --gpus "$gpus" --driver 550.163.01 -- "$@"
+' sh "$cantle" sim machine --layout "${CANTLE_TEST_LAYOUT:-debian}" --gpus "$gpus" --driver "${CANTLE_TEST_DRIVER:-550.163.01}" -- "$@"

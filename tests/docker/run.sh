@@ -33,7 +33,7 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
     [ -z "${CANTLE_TEST_RECORD:-}" ] || tests/docker/modes.py record docker "$code" "$log"
     [ "$code" = 0 ] || exit "$code"
     # `make docker-matrix` runs all of them.
-    cells="docker-v2 nvidia-legacy nvidia-jit-cdi on-rhel"
+    cells="docker-v2 driver-615 driver-615-v2 nvidia-legacy nvidia-jit-cdi on-rhel"
     if [ "${CANTLE_TEST_MOBY:-}" = 1 ] || [ -d "${CANTLE_TEST_CACHE:-.cache/docker}/moby-28.5.2" ]; then
         cells="$cells moby moby-v2"
     else

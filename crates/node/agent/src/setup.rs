@@ -58,15 +58,19 @@ fn fitting_gpus(config: &AgentConfig) -> Result<(Arc<dyn Driver>, Vec<Gpu>), Age
 }
 
 /// Starts tasks as the settings say; refused if these require a limit of the driver that it does not have.
-fn launcher(
+async fn launcher(
     driver: &dyn Driver,
     node: &NodeStore,
     gpus: &[Gpu],
-    config: &AgentConfig,
+    (config, engine): (&AgentConfig, Option<&Engine>),
 ) -> Result<Launcher, NodeError> {
     let launcher = Launcher::new(driver, &config.lib_dir, node, config.wish)?;
     let launcher = launcher.with_privileges(config.privileges).with_enforce(config.enforce);
-    if launcher.check_enforce(driver, gpus, config.docker.is_some())? {
+    let launcher = match engine {
+        Some(engine) => launcher.in_containers(engine, driver, gpus).await?,
+        None => launcher,
+    };
+    if launcher.check_enforce(driver, gpus)? {
         tracing::info!("the driver enforces the memory limits of tasks too");
     }
     Ok(launcher)
@@ -91,7 +95,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         config.hosts.complete(&config.server);
     }
     let authorities = authorities::for_tasks(&config.tls, &config.server, &config.state_dir)?;
-    let launcher = launcher(driver.as_ref(), &node, &gpus, &config)?;
+    let launcher = launcher(driver.as_ref(), &node, &gpus, (&config, engine.as_ref())).await?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, cantle_node::own_holder(), &gpus, given)?;
     let claim = claim.with_task_user(&node, config.whose_tasks())?;

@@ -9,15 +9,19 @@ use cantle_ledger::compute::{GrantTerms, create_grant};
 use cantle_ledger::host::{self, GpuLimit, Observer};
 use cantle_model::{Bytes, EnforceMode, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
-    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
-    check_filters, filter_files,
+    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Engine, Privileges,
+    RunningTask, StartError, TaskSpec, check_filters, filter_files,
 };
 
 use crate::NodeError;
 use crate::burst;
-use crate::native_limit;
+use crate::native_limit::{self, GroupPlace};
 use crate::store::NodeStore;
 use crate::uuid::gpu_uuid_bytes;
+
+/// An engine that is in another container, or a runtime that starts a virtual machine, does not use the group.
+pub const OUTSIDE: &str =
+    "the container engine did not start the container in the group with the driver's limit";
 
 /// The settings with which every task of a node is started.
 #[derive(Debug)]
@@ -28,6 +32,7 @@ pub struct Launcher {
     backend: BackendChoice,
     privileges: Privileges,
     enforce: EnforceMode,
+    groups: GroupPlace,
     /// The libraries as they were when they were found.
     installed: Vec<(PathBuf, Option<Identity>)>,
     /// cantle's own as they were when they were checked: what has not changed is not read again.
@@ -70,6 +75,7 @@ impl Launcher {
             backend,
             privileges: Privileges::default(),
             enforce: EnforceMode::default(),
+            groups: GroupPlace::default(),
         })
     }
 
@@ -85,31 +91,40 @@ impl Launcher {
         Self { enforce, ..self }
     }
 
-    /// Whether tasks on these GPUs get the driver's own limits; `in_containers` if they are containers.
+    /// For tasks that are containers of this engine. Only a driver with limits of its own makes it ask the engine.
+    ///
+    /// # Errors
+    /// If the engine does not answer.
+    pub async fn in_containers(
+        mut self,
+        engine: &Engine,
+        driver: &dyn Driver,
+        gpus: &[Gpu],
+    ) -> Result<Self, NodeError> {
+        self.groups = GroupPlace::AboveContainers;
+        let is_wanted = self.enforce != EnforceMode::Filter && !gpus.iter().all(|gpu| gpu.mig);
+        if is_wanted && native_limit::driver_limits(driver, gpus).is_ok() {
+            let info = engine.info().await.map_err(StartError::from)?;
+            self.groups = info.takes_groups().map_or_else(GroupPlace::None, |()| GroupPlace::AboveContainers);
+        }
+        Ok(self)
+    }
+
+    /// Whether tasks on these GPUs get the driver's own limits.
     ///
     /// # Errors
     /// If the limits are required and there are none.
-    pub fn check_enforce(
-        &self,
-        driver: &dyn Driver,
-        gpus: &[Gpu],
-        in_containers: bool,
-    ) -> Result<bool, NodeError> {
+    pub fn check_enforce(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<bool, NodeError> {
         if self.enforce == EnforceMode::Filter || gpus.iter().all(|gpu| gpu.mig) {
             return Ok(false);
         }
-        let possible = if in_containers {
-            Err(native_limit::NOT_FOR_CONTAINERS.to_owned())
-        } else {
-            native_limit::driver_limits(driver, gpus)
-        };
-        match possible {
+        match native_limit::driver_limits(driver, gpus).and_then(|()| self.groups.check()) {
             Err(why) if self.enforce == EnforceMode::Driver => Err(NodeError::NoDriverLimit(why)),
             possible => Ok(possible.is_ok()),
         }
     }
 
-    /// Gives the task of a lease the driver's own limits, where there are some, as the last step before its start as processes of this machine.
+    /// Gives the task of a lease the driver's own limits, where there are some, as the last step before its start.
     ///
     /// # Errors
     /// If they are required and there are none, or one cannot be set; then nothing of them is left.
@@ -120,19 +135,21 @@ impl Launcher {
         spec: &mut TaskSpec,
         gpus: &[Gpu],
     ) -> Result<(), NodeError> {
-        native_limit::hold((driver, node), lease, spec, (gpus, self.enforce))
+        native_limit::hold((driver, node), lease, spec, (gpus, self.enforce, &self.groups))
     }
 
-    /// A task that is not started as processes of this machine has the filter alone.
+    /// Ends a task that was started outside of the group that was made for it in `spec`, if the driver's limits are required.
     ///
     /// # Errors
-    /// If the driver's limits are required.
-    pub fn refuse_container(&self, lease: &Lease) -> Result<(), NodeError> {
-        let needs_one = lease.slices.iter().any(|slice| slice.mig.is_none());
-        if self.enforce == EnforceMode::Driver && needs_one {
-            return Err(NodeError::NoDriverLimit(native_limit::NOT_FOR_CONTAINERS.to_owned()));
+    /// If it has ended the task.
+    pub async fn require_group(&self, spec: &TaskSpec, running: &mut RunningTask) -> Result<(), NodeError> {
+        let made = spec.cgroup.as_ref().map(|group| group.dir().to_owned());
+        if self.enforce != EnforceMode::Driver || made.is_none() || running.cgroup() == made {
+            return Ok(());
         }
-        Ok(())
+        running.stopper().kill().await;
+        running.wait().await;
+        Err(NodeError::NoDriverLimit(OUTSIDE.to_owned()))
     }
 
     /// A library of the driver that is not what it was: another driver has been installed. New tasks would have the

@@ -4,7 +4,7 @@
 //! The order of steps leaves nothing behind at any death: the lease names the group before the group gets a limit, a limit ends with its group, and
 //! the sweep of a lease removes its group.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cantle_driver::{Driver, LimitSupport};
 use cantle_model::{EnforceMode, Gpu, Lease, Slice};
@@ -14,9 +14,36 @@ use crate::NodeError;
 use crate::store::NodeStore;
 use crate::watchdog::ALWAYS_TOLERATED_BYTES;
 
-/// The group of a container is its engine's, and exists only once the container runs.
-pub(crate) const NOT_FOR_CONTAINERS: &str =
-    "it is set for tasks that are processes, and these are containers";
+/// Where the group of a task is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GroupPlace {
+    /// The tasks are processes of this machine, in a group of their own.
+    #[default]
+    Processes,
+    /// The tasks are containers, whose groups an engine makes below one of cantle's.
+    AboveContainers,
+    /// The engine takes no group of cantle's, for this reason.
+    None(String),
+}
+
+impl GroupPlace {
+    /// The group of a task, which may not have been made yet.
+    fn group(&self, name: &str) -> Result<Cgroup, String> {
+        match self {
+            Self::Processes => Cgroup::make_unified(name).map_err(str::to_owned),
+            Self::AboveContainers => Cgroup::above_container(name).map_err(str::to_owned),
+            Self::None(why) => Err(why.clone()),
+        }
+    }
+
+    /// Whether there can be groups.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self {
+            Self::None(why) => Err(why.clone()),
+            Self::Processes | Self::AboveContainers => Ok(()),
+        }
+    }
+}
 
 /// Whether the driver can limit control groups on these GPUs for this process; the reason if it cannot. GPUs in MIG mode do not count: there
 /// the hardware enforces.
@@ -49,7 +76,7 @@ pub(crate) fn hold(
     (driver, node): (&dyn Driver, &NodeStore),
     lease: &mut Lease,
     spec: &mut TaskSpec,
-    (gpus, mode): (&[Gpu], EnforceMode),
+    (gpus, mode, place): (&[Gpu], EnforceMode, &GroupPlace),
 ) -> Result<(), NodeError> {
     let limited: Vec<Slice> = lease.slices.iter().filter(|slice| slice.mig.is_none()).cloned().collect();
     if limited.is_empty() || mode == EnforceMode::Filter {
@@ -57,15 +84,17 @@ pub(crate) fn hold(
     }
     let on: Vec<Gpu> =
         gpus.iter().filter(|gpu| limited.iter().any(|slice| slice.gpu == gpu.uuid)).cloned().collect();
-    let made =
-        driver_limits(driver, &on).and_then(|()| Cgroup::make_unified(&lease.id.0).map_err(str::to_owned));
-    let group = match made {
+    let group = match driver_limits(driver, &on).and_then(|()| place.group(&lease.id.0)) {
         Ok(group) => group,
         Err(why) if mode == EnforceMode::Driver => return Err(NodeError::NoDriverLimit(why)),
         Err(_) => return Ok(()),
     };
     lease.cgroup = Some(group.dir().to_owned());
-    let held = node.lock()?.put(lease).and_then(|()| set_all(driver, &group, &limited, &on));
+    let made = node
+        .lock()?
+        .put(lease)
+        .and_then(|()| group.make_directory().map_err(|why| NodeError::file(group.dir(), why)));
+    let held = made.and_then(|()| set_all(driver, &group, &limited, &on));
     if let Err(error) = held {
         // A limit ends with its group.
         group.remove();
@@ -77,6 +106,19 @@ pub(crate) fn hold(
     node.lock()?.put(lease)?;
     spec.cgroup = Some(group);
     Ok(())
+}
+
+/// Notes the group in which a task has been started. A container that its engine has started in another group than the one with the limits has
+/// none; then this is true, and the unused group is removed.
+pub fn note_group(lease: &mut Lease, cgroup: Option<PathBuf>) -> bool {
+    let made = std::mem::replace(&mut lease.cgroup, cgroup);
+    let has_left = lease.native_limit && made != lease.cgroup;
+    if has_left {
+        lease.native_limit = false;
+        // A limit ends with its group.
+        made.iter().for_each(|dir| Cgroup::at(dir).remove());
+    }
+    has_left
 }
 
 /// Sets the limits of a running task again if they are not what they were: of a task that a former agent started. True if one had to be set.
@@ -123,6 +165,20 @@ mod tests {
     use cantle_model::{GpuUuid, Milli};
 
     use super::*;
+
+    #[test]
+    fn a_container_in_another_group_has_no_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let (made, engines) = (root.path().join("made"), root.path().join("engines"));
+        std::fs::create_dir(&made).unwrap();
+        let mut lease = crate::members::tests::lease_of("l", std::process::id(), Vec::new());
+        assert!(!note_group(&mut lease, Some(engines.clone())), "nothing was made for it");
+        lease.native_limit = true;
+        lease.cgroup = Some(made.clone());
+        assert!(!note_group(&mut lease, Some(made.clone())) && lease.native_limit && made.exists());
+        assert!(note_group(&mut lease, Some(engines.clone())));
+        assert!(!lease.native_limit && lease.cgroup == Some(engines) && !made.exists());
+    }
 
     #[test]
     fn a_limit_has_the_tolerance_and_is_no_more_than_the_gpu() {

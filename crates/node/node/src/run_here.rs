@@ -12,8 +12,8 @@ use cantle_model::{
     TimeLimit,
 };
 use cantle_runtime::{
-    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit, Privileges,
-    RunningTask, StartError, Stopper, TaskSpec, start_attached,
+    Backend, BackendChoice, Cgroup, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Exit,
+    Privileges, RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
 use cantle_sched::connection;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
@@ -21,8 +21,9 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use crate::NodeError;
 use crate::clock::now_ms;
 use crate::compute::ComputeArbiter;
-use crate::launch::{Launcher, enforced_by, got};
+use crate::launch::{Launcher, OUTSIDE, enforced_by, got};
 use crate::mig::{self, Stages, make_instances};
+use crate::native_limit::note_group;
 use crate::refusals::Refusals;
 use crate::store::NodeStore;
 use crate::suspend::Recovery;
@@ -119,9 +120,17 @@ async fn run(
     let launcher =
         Launcher::new(driver, &request.lib_dir, &node, request.backend)?.with_privileges(request.privileges);
     let launcher = launcher.with_enforce(request.enforce);
+    let engine = match &request.image {
+        Some(image) => Some(remembering(Engine::connect(image.socket.as_deref()).await?, node.dir())),
+        None => None,
+    };
+    let launcher = match &engine {
+        Some(engine) => launcher.in_containers(engine, driver, &gpus).await?,
+        None => launcher,
+    };
     let lease = wait_for_capacity(driver, &node, &gpus, &request, notify).await?;
     let _arbiter = lease.compute.map(|_| ComputeArbiter::start(&node));
-    let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher };
+    let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher, engine: engine.as_ref() };
     let ran = run_under(&on, &request, docker, lease.clone(), notify).await;
     let locked = node.lock()?;
     // As it is on disk: it has got a control group meanwhile.
@@ -154,6 +163,8 @@ struct Equipment<'a> {
     node: &'a NodeStore,
     gpus: &'a [Gpu],
     launcher: &'a Launcher,
+    /// Of a task that is a container.
+    engine: Option<&'a Engine>,
 }
 
 async fn run_under(
@@ -163,38 +174,34 @@ async fn run_under(
     mut lease: Lease,
     notify: &dyn Fn(&str),
 ) -> Result<i32, NodeError> {
-    let &Equipment { driver, node, gpus, launcher } = on;
+    let &Equipment { driver, node, gpus, launcher, engine } = on;
     make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
     launcher.make_region(driver, node, &lease, gpus)?;
     let mut spec = launcher.spec(node, &lease, &request.command);
-    if request.image.is_some() {
-        launcher.refuse_container(&lease)?;
-    } else {
-        launcher.hold_by_driver((driver, node), &mut lease, &mut spec, gpus)?;
-    }
+    launcher.hold_by_driver((driver, node), &mut lease, &mut spec, gpus)?;
     let confinement = spec.confinement.clone();
-    let engine = match docker {
-        Some(_) => {
-            Some(Engine::connect(request.image.as_ref().and_then(|image| image.socket.as_deref())).await?)
-        }
-        None => None,
-    };
-    let engine = engine.map(|engine| remembering(engine, node.dir()));
-    let mut task = match (docker.zip(engine.as_ref()), &request.image) {
+    let mut task = match (docker.zip(engine), engine.zip(request.image.as_ref())) {
         (Some((docker, engine)), _) => {
-            start_attached(&docker_client(engine, spec, docker, &lease, driver, notify).await?)?
+            start_attached(&docker_client(engine, spec.clone(), docker, &lease, driver, notify).await?)?
         }
-        (None, Some(image)) => start_in(image, spec, &lease, (driver, node), notify).await?,
+        (None, Some((engine, image))) => start_in(engine, image, &spec, &lease, driver, notify).await?,
         (None, None) => start_attached(&spec)?,
     };
+    if docker.is_none() {
+        launcher.require_group(&spec, &mut task).await?;
+    }
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
+    // That of docker's client is not that of the container.
+    let cgroup = lease.cgroup.clone().filter(|_| docker.is_some()).or_else(|| task.cgroup());
+    if note_group(&mut lease, cgroup) {
+        notify(OUTSIDE);
+    }
     let enforced = match &lease.compute {
         Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend, lease.native_limit)),
         None => enforced_by(backend, lease.native_limit),
     };
     lease.leader = Some(task.leader());
     lease.enforcement = backend.enforcement();
-    lease.cgroup = task.cgroup();
     lease.ends_ms = request.time.map(|limit| now_ms().saturating_add(limit.ms()));
     node.lock()?.put(&lease)?;
     // An instance may be larger than the request.
@@ -218,12 +225,14 @@ async fn run_under(
     // Never begun again: a second wait for a container would not find the result that the first one has read and
     // removed.
     let mut ended = std::pin::pin!(task.wait());
-    if let Some(engine) = &engine {
+    if let Some(engine) = engine.filter(|_| docker.is_some()) {
         tokio::select! {
             found = engine.verify_of(&lease.id, &confinement) => {
-                if let Some(container) = found? {
+                let found = found?;
+                if let Some(container) = found.unconfined {
                     return Err(container.end(engine).await.into());
                 }
+                note_outside(node, &lease, found.pid, notify)?;
             }
             // The client's end is the container's.
             exit = &mut ended => {
@@ -233,6 +242,18 @@ async fn run_under(
         }
     }
     Ok(watch(&mut monitor, ended, over, &stopper, notify).await)
+}
+
+/// Notes if docker's client has started the container, with this first process, outside of the group that was made for it.
+fn note_outside(node: &NodeStore, lease: &Lease, pid: u32, notify: &dyn Fn(&str)) -> Result<(), NodeError> {
+    let is_in =
+        |dir: &PathBuf| Cgroup::at(dir).members().contains(&pid) || cantle_runtime::holder_of(pid).is_none();
+    let mut noted = lease.clone();
+    if lease.cgroup.as_ref().is_some_and(is_in) || !note_group(&mut noted, None) {
+        return Ok(());
+    }
+    notify(OUTSIDE);
+    node.lock()?.put(&noted)
 }
 
 /// Watches a task until it has ended, and ends it when its time is over; its exit code.
@@ -363,14 +384,13 @@ pub fn remembering(engine: Engine, node_dir: &Path) -> Engine {
 
 /// Starts the task in a container with the streams of this process.
 async fn start_in(
+    engine: &Engine,
     image: &Docker,
-    spec: TaskSpec,
+    spec: &TaskSpec,
     lease: &Lease,
-    (driver, node): (&dyn Driver, &NodeStore),
+    driver: &dyn Driver,
     notify: &dyn Fn(&str),
 ) -> Result<RunningTask, NodeError> {
-    let engine = Engine::connect(image.socket.as_deref()).await?;
-    let engine = remembering(engine, node.dir());
     let parts = driver.container_parts(&lease.slices)?;
     let container = ContainerSpec {
         task: lease.task.clone(),
@@ -379,7 +399,7 @@ async fn start_in(
         devices: parts.devices,
         driver_files: parts.files,
     };
-    Ok(engine.start_and_notify(&spec, &container, ContainerOutput::Inherit, notify).await?)
+    Ok(engine.start_and_notify(spec, &container, ContainerOutput::Inherit, notify).await?)
 }
 
 /// The slice is put into the container; docker's own client runs without one.
@@ -401,6 +421,7 @@ async fn docker_client(
     Ok(TaskSpec {
         argv: words.into_iter().map(Into::into).collect(),
         slices: Vec::new(),
+        cgroup: None,
         is_client: true,
         secrets: std::collections::BTreeMap::new(),
         ..spec

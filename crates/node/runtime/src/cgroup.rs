@@ -9,7 +9,9 @@
 //! 2. as root, in `/cantle` of the unified hierarchy (cgroup v2; `/sys/fs/cgroup/unified` on hybrid machines);
 //! 3. as root, in `/cantle` of the `freezer` hierarchy (cgroup v1), which systemd does not manage.
 //!
-//! No controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
+//! Groups above those of an engine's containers are in `/cantle-containers` instead, where the engine switches controllers on for them.
+//!
+//! Elsewhere no controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
 //! that adopts its orphans: see [`crate::processes::Scope`].
 
 use std::ffi::OsStr;
@@ -24,6 +26,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 const PARENT: &str = "cantle";
+const ENGINE_PARENT: &str = "cantle-containers";
 const NO_UNIFIED: &str = "no control groups of version 2 are mounted";
 const NO_RIGHT: &str =
     "this process may make no control group of version 2: run it as root, or let systemd delegate its group";
@@ -55,6 +58,30 @@ impl Cgroup {
         let found = Hierarchy::unified(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         let found = found.ok_or(NO_UNIFIED)?;
         found.parents().iter().find_map(|parent| make_below(parent, name)).ok_or(NO_RIGHT)
+    }
+
+    /// The group called `name` of version 2 in which an engine can make that of a container, and which a driver can limit before the
+    /// container starts. It is not made yet.
+    ///
+    /// # Errors
+    /// Why there can be none here.
+    pub fn above_container(name: &str) -> Result<Self, &'static str> {
+        let mount = Self::unified_mount().ok_or(NO_UNIFIED)?;
+        Ok(Self { dir: mount.join(ENGINE_PARENT).join(name) })
+    }
+
+    /// Makes its directory, if it is not there yet.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn make_directory(&self) -> io::Result<()> {
+        fs::create_dir_all(&self.dir)
+    }
+
+    /// Its path in the hierarchy, as an engine expects it in `--cgroup-parent`.
+    pub(crate) fn path_for_engine(&self) -> Option<String> {
+        let path = self.dir.strip_prefix(Self::unified_mount()?).ok()?;
+        Some(format!("/{}", path.display()))
     }
 
     /// The mount point of the control groups of version 2, if there is one.
@@ -136,6 +163,7 @@ impl Cgroup {
 
     /// Removes it; it stays if there are still processes in it.
     pub fn remove(&self) {
+        self.remove_of_engine();
         for _ in 0..REMOVE_RETRIES {
             let mut below = Vec::new();
             self.each_directory(&mut |dir| below.push(dir.to_owned()));
@@ -149,6 +177,19 @@ impl Cgroup {
         }
     }
 
+    /// Of a group above a container's: an engine on version 1 has made one of its name in each hierarchy.
+    fn remove_of_engine(&self) {
+        let Some(mount) = Self::unified_mount() else { return };
+        let Ok(path) = self.dir.strip_prefix(&mount) else { return };
+        if !path.starts_with(ENGINE_PARENT) {
+            return;
+        }
+        for hierarchy in mounts_of(&read("/proc/self/mountinfo"), "cgroup") {
+            // Usually not there. The kernel refuses it for a group with processes.
+            let _ = fs::remove_dir(hierarchy.join(path));
+        }
+    }
+
     /// Its own directory and those below, parents first.
     fn each_directory(&self, visit: &mut impl FnMut(&Path)) {
         let mut next = vec![self.dir.clone()];
@@ -159,6 +200,15 @@ impl Cgroup {
             next.extend(dirs.map(|entry| entry.path()));
         }
     }
+}
+
+/// Where the filesystems of this kind are mounted.
+fn mounts_of(mountinfo: &str, kind: &str) -> Vec<PathBuf> {
+    let mount = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        (right.split(' ').next() == Some(kind)).then(|| left.split(' ').nth(4).map(PathBuf::from)).flatten()
+    };
+    mountinfo.lines().filter_map(mount).collect()
 }
 
 /// Is the group `path` the group `ancestor` or one below it?
@@ -325,6 +375,24 @@ mod tests {
             std::thread::sleep(RETRY_INTERVAL);
         }
         child
+    }
+
+    /// As an engine on version 1 does, which makes a group of this name in each hierarchy.
+    #[test]
+    fn a_group_above_a_container_is_removed_everywhere() {
+        let Ok(group) = Cgroup::above_container(&format!("test-{}", std::process::id())) else { return };
+        if own_uid() != 0 {
+            return;
+        }
+        group.make_directory().unwrap();
+        let path = group.path_for_engine().unwrap();
+        assert!(path.starts_with("/cantle-containers/test-"), "{path}");
+        let others = mounts_of(&read("/proc/self/mountinfo"), "cgroup");
+        let others: Vec<PathBuf> = others.iter().map(|mount| mount.join(&path[1..])).collect();
+        others.iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+        fs::create_dir(group.dir().join("container")).unwrap();
+        group.remove();
+        assert!(!group.dir().exists() && others.iter().all(|dir| !dir.exists()));
     }
 
     fn age(dir: &Path) {

@@ -43,8 +43,11 @@ impl RunningTask {
     #[must_use]
     pub fn cgroup(&self) -> Option<PathBuf> {
         let cgroup = match &self.kind {
-            TaskKind::Container(task) => Cgroup::of_container(task.scope.leader.pid),
-            TaskKind::Attached(_) | TaskKind::Detached(_) => self.scope().cgroup.clone(),
+            // An engine makes it.
+            TaskKind::Container(task) if task.scope.cgroup.is_none() => {
+                Cgroup::of_container(task.scope.leader.pid)
+            }
+            _ => self.scope().cgroup.clone(),
         };
         cgroup.map(|cgroup| cgroup.dir().to_owned())
     }

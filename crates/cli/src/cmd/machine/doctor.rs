@@ -119,13 +119,13 @@ fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     Ok(checkups)
 }
 
-/// Whether the driver enforces the limits of tasks that are processes, in addition to the filter. On a machine of MIG instances the hardware does.
+/// Whether the driver enforces the limits of tasks, in addition to the filter. The engine says whether those in containers have them. On a machine of MIG instances the hardware does.
 fn driver_limit(driver: &dyn Driver, gpus: &[Gpu]) -> Option<Checkup> {
     if gpus.iter().all(|gpu| gpu.mig) {
         return None;
     }
     let found = match driver_limits(driver, gpus) {
-        Ok(()) => "in force for tasks that are processes; containers have the filter alone".to_owned(),
+        Ok(()) => "in force for tasks".to_owned(),
         Err(why) => format!("none, so the filter enforces alone: {why}"),
     };
     Some(good("driver limit", found))
@@ -243,6 +243,14 @@ fn of_engine(info: &EngineInfo) -> Vec<Checkup> {
     vec![
         good("engine", format!("version {} at {}", info.version, info.socket.display())),
         cgroup,
+        match info.takes_groups() {
+            Ok(()) => {
+                good("engine groups", "cantle can make them, so a driver's own limit holds in containers")
+            }
+            Err(why) => {
+                good("engine groups", format!("a driver's own limit does not hold in containers: {why}"))
+            }
+        },
         Checkup {
             hint: (!has_nvidia).then(|| {
                 "plain docker run --gpus needs it, also with images that have a limit of their own: install \

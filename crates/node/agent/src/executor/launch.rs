@@ -58,7 +58,10 @@ impl Launch {
         })?;
         Ok(match (&env.engine, container) {
             (Some(engine), Some(container)) => {
-                engine.start(&spec, &container, ContainerOutput::TaskDirectory(dir)).await?
+                let output = ContainerOutput::TaskDirectory(dir);
+                let mut running = engine.start(&spec, &container, output).await?;
+                env.launcher.require_group(&spec, &mut running).await?;
+                running
             }
             _ => start_detached(&spec, &dir, &env.config.program).await?,
         })
@@ -90,14 +93,15 @@ impl Launch {
             sdk.settle(&mut spec, &self.task.script, workspace)?;
         }
         spec.authorities.clone_from(&env.authorities);
-        let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else {
-            // Last: a group in which nothing runs is taken for abandoned after a minute.
-            env.launcher.hold_by_driver((driver, node), &mut self.lease, &mut spec, &env.gpus)?;
-            return Ok((spec, None));
+        let container = match (&env.engine, &env.config.docker) {
+            (Some(_), Some(docker)) => {
+                let workers = Workers { task: self.worker, agent: env.worker.clone() };
+                Some(Box::new(container_spec(driver, docker, &self.task, &workers, &mut spec)?))
+            }
+            _ => None,
         };
-        env.launcher.refuse_container(&self.lease)?;
-        let workers = Workers { task: self.worker, agent: env.worker.clone() };
-        let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;
-        Ok((spec, Some(Box::new(container))))
+        // Last: a process's group in which nothing runs is taken for abandoned after a minute.
+        env.launcher.hold_by_driver((driver, node), &mut self.lease, &mut spec, &env.gpus)?;
+        Ok((spec, container))
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_model::Holder;
-use cantle_node::{NodeError, Refusals, enforced_by, got, renew_driver_limits};
+use cantle_node::{NodeError, OUTSIDE, Refusals, enforced_by, got, note_group, renew_driver_limits};
 use cantle_runtime::{Backend, Exit, RunningTask, Stopper};
 use cantle_sched::connection;
 use tokio::time::Instant;
@@ -159,13 +159,16 @@ impl Run {
                 lease.name.clone_from(name);
                 lease.leader = Some(leader);
                 lease.enforcement = backend.enforcement();
-                lease.cgroup.clone_from(&cgroup);
-                locked.put(&lease).map(|()| (lease.slices, lease.native_limit))
+                let is_outside = note_group(&mut lease, cgroup.clone());
+                locked.put(&lease).map(|()| (lease.slices, lease.native_limit, is_outside))
             }
             None => Err(NodeError::LeaseGone(lease.clone())),
         });
         match noted {
-            Ok((slices, has_native_limit)) => {
+            Ok((slices, has_native_limit, is_outside)) => {
+                if is_outside {
+                    env.note_in_task_log("run", &self.entry, OUTSIDE);
+                }
                 let enforced = enforced_by(&backend, has_native_limit);
                 let connected = connection(&env.driver.topology(), &env.gpus, &slices);
                 let connected = connected.map_or_else(String::new, |how| format!("; {how}"));

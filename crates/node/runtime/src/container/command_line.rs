@@ -12,7 +12,7 @@ use super::copies::DriverCopies;
 use super::engine::Machine;
 use super::flags::{self, Action, Given};
 use super::plan::{self, LABEL_LEASE, LABEL_TASK};
-use crate::TaskSpec;
+use crate::{Cgroup, TaskSpec};
 
 /// A `docker run` command line, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +129,8 @@ impl DockerRun {
         let mounts = contents::mounts(&spec, &driver_files, &copies.covered);
         words.extend(mounts.iter().map(contents::mount_option));
         words.extend(devices.iter().map(|device| format!("--device={}", device.display())));
+        let parent = spec.cgroup.as_ref().and_then(Cgroup::path_for_engine);
+        words.extend(parent.map(|path| format!("--cgroup-parent={path}")));
         words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
         words.push(format!("--label={LABEL_TASK}={task}"));
         words.extend(self.image_and_command.iter().cloned());

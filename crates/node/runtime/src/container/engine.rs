@@ -34,10 +34,28 @@ pub struct EngineInfo {
     pub version: String,
     /// Version of the cgroup hierarchy it uses, 1 or 2.
     pub cgroup: String,
+    /// The program that makes the groups of its containers: `cgroupfs` (its runtime) or `systemd`.
+    pub cgroup_driver: String,
     /// Runtimes it knows, e.g. `runc`, `nvidia`.
     pub runtimes: Vec<String>,
     /// Directories where it looks for CDI specs; none if it does not support CDI.
     pub cdi_dirs: Vec<String>,
+}
+
+impl EngineInfo {
+    /// Whether a container can be started in a group that cantle has made.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    pub fn takes_groups(&self) -> Result<(), String> {
+        match self.cgroup_driver.as_str() {
+            "cgroupfs" => Ok(()),
+            "" | "none" => Err("the container engine makes no control groups".to_owned()),
+            driver => Err(format!(
+                "the control groups of the container engine are made by {driver} (cgroupfs would let cantle make one)"
+            )),
+        }
+    }
 }
 
 /// A container of cantle's that is on the engine.
@@ -120,6 +138,7 @@ impl Engine {
             socket: self.socket.clone(),
             version: info.server_version.unwrap_or_default(),
             cgroup: info.cgroup_version.map(|version| version.to_string()).unwrap_or_default(),
+            cgroup_driver: info.cgroup_driver.map(|driver| driver.to_string()).unwrap_or_default(),
             runtimes: info.runtimes.into_iter().flatten().map(|(name, _)| name).collect(),
             cdi_dirs: info.cdi_spec_dirs.unwrap_or_default(),
         })
@@ -327,5 +346,28 @@ impl Host for Machine {
 
     fn read(&self, path: &Path) -> io::Result<String> {
         fs::read_to_string(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_whose_runtime_makes_groups_takes_one() {
+        let by = |driver: &str| EngineInfo {
+            socket: PathBuf::new(),
+            version: String::new(),
+            cgroup: "2".to_owned(),
+            cgroup_driver: driver.to_owned(),
+            runtimes: Vec::new(),
+            cdi_dirs: Vec::new(),
+        };
+        assert_eq!(by("cgroupfs").takes_groups(), Ok(()));
+        assert_eq!(
+            by("systemd").takes_groups().unwrap_err(),
+            "the control groups of the container engine are made by systemd (cgroupfs would let cantle make one)"
+        );
+        assert_eq!(by("none").takes_groups().unwrap_err(), "the container engine makes no control groups");
     }
 }

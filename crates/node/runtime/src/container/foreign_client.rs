@@ -29,6 +29,15 @@ pub struct Unconfined {
     why: StartError,
 }
 
+/// The running container of a lease.
+#[derive(Debug)]
+pub struct ForeignContainer {
+    /// Its first process.
+    pub pid: u32,
+    /// What is wrong with it.
+    pub unconfined: Option<Unconfined>,
+}
+
 impl Unconfined {
     /// Ends it, and returns the reason. Docker's client ends with its container, so a waiter for the client needs the
     /// reason before.
@@ -91,7 +100,7 @@ impl Engine {
         &self,
         lease: &LeaseId,
         confinement: &Confinement,
-    ) -> Result<Option<Unconfined>, StartError> {
+    ) -> Result<ForeignContainer, StartError> {
         loop {
             let all: BTreeSet<String> = self
                 .leftovers()
@@ -103,7 +112,8 @@ impl Engine {
             for id in all {
                 let pid = pid_of(self.docker(), &id).await.unwrap_or(0);
                 if pid > 0 {
-                    return Ok(verify(pid, confinement).err().map(|why| Unconfined { id, why }));
+                    let unconfined = verify(pid, confinement).err().map(|why| Unconfined { id, why });
+                    return Ok(ForeignContainer { pid, unconfined });
                 }
             }
             sleep(LOOK_INTERVAL).await;

@@ -14,7 +14,7 @@ use super::config::{self, Extra};
 use super::contents::{device, mount_option, mounts, variables};
 use super::copies::DriverCopy;
 use crate::sandbox::CANTLE_DIR;
-use crate::{TaskSpec, cdi};
+use crate::{Cgroup, TaskSpec, cdi};
 
 /// The container of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,10 +96,13 @@ pub(super) fn plan(
         .get_or_insert_default()
         .extend(labels.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let host = body.host_config.get_or_insert_default();
-    let given = match mode {
+    host.cgroup_parent = spec.cgroup.as_ref().and_then(Cgroup::path_for_engine);
+    let mut given: Vec<String> =
+        host.cgroup_parent.iter().map(|path| format!("--cgroup-parent={path}")).collect();
+    given.extend(match mode {
         InjectionMode::Mounts => by_mounts(spec, container, copies, host),
         InjectionMode::Device => by_device(spec, host),
-    };
+    });
     let name = name_of(&spec.lease.0);
     let log_head = log_head(&name, container, admitted, &variables, given, spec);
     Ok(Plan { name, body, extra, log_head })

@@ -17,7 +17,7 @@ use super::output::ContainerOutput;
 use crate::processes::{FileId, Scope};
 use crate::signals::{self, FromTerminal, Signals};
 use crate::task_directory::{ContainerRef, TaskState};
-use crate::{Backend, Confinement, Exit, StartError, TaskDirectory, TaskSpec, holder_of};
+use crate::{Backend, Cgroup, Confinement, Exit, StartError, TaskDirectory, TaskSpec, holder_of};
 
 /// How long to wait before an engine that is away is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -55,7 +55,10 @@ impl Container {
         let nobody = cantle_model::Holder { pid: 0, start_ticks: u64::MAX };
         let leader = holder_of(pid).unwrap_or(nobody);
         let root = crate::processes::parent_of(pid).and_then(holder_of).unwrap_or(nobody);
-        let scope = Scope::below(root, leader, usage);
+        let mut scope = Scope::below(root, leader, usage);
+        // An engine may have groups of its own all the same. One whose container has ended already has it in none.
+        let is_in = |group: &&Cgroup| leader == nobody || group.members().contains(&pid);
+        scope.cgroup = spec.cgroup.as_ref().filter(is_in).cloned();
         if leader != nobody && !spec.slices.is_empty() {
             verify(pid, &spec.confinement)?;
         }
