@@ -48,7 +48,7 @@ inside() {
             tests="$tests tests/docker/test_toolkit.py tests/docker/test_forward.py"
             ;;
         esac
-        case $1 in driver-615*) tests=tests/docker/test_driver_limit.py ;; esac
+        case $1 in driver-615*) tests="tests/docker/test_driver_limit.py tests/docker/test_suspended.py" ;; esac
         if [ "$1" = userns-remap ]; then
             # The ids of containers must reach the engine's data.
             chmod 711 "$dir"
