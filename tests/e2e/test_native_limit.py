@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle):
     up = cantle.up(*words, port=port)
     task = cantle.submit("half", *LONG)
     cantle.wait_state(task, "in_progress")
-    wait_until(lambda: cantle.json("gpus")[0]["slices"][0].get("enforced_by") == ["nvml", "filter"], 60, lambda: cantle.json("gpus"))
+    named = lambda: [slice.get("enforced_by") for slice in cantle.json("gpus")[0]["slices"]]  # noqa: E731
+    wait_until(lambda: named() == [["nvml", "filter"]], 60, lambda: cantle.json("gpus"))
     (limit,) = limits(cantle)
     assert (limit["soft_bytes"], limit["hard_bytes"]) == (0, HARD)
     assert "enforced by driver + mount namespace" in cantle.cli("events").stdout
@@ -58,6 +60,31 @@ def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle):
     cantle.cli("stop", task)
     cantle.wait_state(task, "stopped", "failed")
     assert limits(cantle) == [] and not os.path.exists(limit["group"])
+
+
+def change(cantle, limit, hard):
+    done = cantle.program(sys.executable, "-c", SET, limit["group"], str(hard))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_limit_that_another_program_changes_is_set_again(cantle):
+    cantle.up("--queue", "half=0.5")
+    task = cantle.submit("half", *LONG)
+    cantle.wait_state(task, "in_progress")
+    wait_until(lambda: limits(cantle) != [], 60, lambda: limits(cantle))
+    (limit,) = limits(cantle)
+    # A smaller one too: it would refuse what the slice has.
+    for hard in (HARD * 3 // 2, HARD // 2, (1 << 64) - 1):
+        change(cantle, limit, hard)
+        wait_until(lambda: limits(cantle) == [limit], 60, lambda: limits(cantle))
+    wait_until(lambda: cantle.output(task).count("another program has changed the driver's limit") == 3, 60, lambda: cantle.output(task))
+    # A change of cantle's own is none.
+    cantle.cli("resize", task, "--gpu", "0.25")
+    wait_until(lambda: limits(cantle)[0]["hard_bytes"] == HARD - 10240 * MIB, 60, lambda: limits(cantle))
+    time.sleep(3)
+    assert cantle.output(task).count("another program has changed") == 3
+    cantle.cli("stop", task)
+    cantle.wait_state(task, "stopped", "failed")
 
 
 def test_a_limit_that_cannot_be_set_starts_nothing(cantle):

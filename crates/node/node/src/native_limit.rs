@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{Driver, LimitSupport};
-use cantle_model::{EnforceMode, Gpu, Lease, Slice};
+use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, Slice};
 use cantle_runtime::{Cgroup, TaskSpec};
 
 use crate::NodeError;
@@ -136,6 +136,32 @@ pub fn renew(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> Result<bool, N
         }
     }
     Ok(changed)
+}
+
+/// Sets the limit of a running task again if another program has changed it; a line about it. A task that is being suspended or resumed has the
+/// limits that its next step needs.
+pub(crate) fn set_again(driver: &dyn Driver, node: &NodeStore, id: &LeaseId, gpus: &[Gpu]) -> Option<String> {
+    // A change of cantle's own sets it under the same lock.
+    let locked = node.lock().ok()?;
+    let lease = locked.lease(id).ok().flatten().filter(|lease| lease.suspension.is_none())?;
+    match renew(driver, &lease, gpus) {
+        Ok(true) => {
+            Some("another program has changed the driver's limit of the task; it is set again".to_owned())
+        }
+        // The group of a task that ends is gone.
+        Ok(false) | Err(_) => None,
+    }
+}
+
+/// Does the driver enforce another limit than the lease has?
+pub(crate) fn is_changed(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> bool {
+    let Some(dir) = lease.cgroup.as_ref().filter(|_| lease.native_limit && lease.suspension.is_none()) else {
+        return false;
+    };
+    lease.slices.iter().filter(|slice| slice.mig.is_none()).any(|slice| {
+        let known = driver.native_limit().used(&slice.gpu, dir);
+        known.is_ok_and(|known| known.hard_bytes != Some(hard_bytes(slice, gpus)))
+    })
 }
 
 fn set_all(driver: &dyn Driver, group: &Cgroup, slices: &[Slice], gpus: &[Gpu]) -> Result<(), NodeError> {

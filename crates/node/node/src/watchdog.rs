@@ -30,6 +30,7 @@ use crate::health::new_faults;
 use crate::launch::context_cache;
 use crate::loaded::other_libcuda;
 use crate::members::{self, Members, Signs};
+use crate::native_limit;
 use crate::store::NodeStore;
 use figures::Unaccounted;
 use leases::Remembered;
@@ -172,6 +173,7 @@ impl Watchdog {
             let ours = found.into_iter().filter(|(lease, _)| ours(lease));
             findings.extend(ours.map(|(lease, text)| (lease, Finding::Trouble(text))));
         }
+        findings.extend(limits_set_again(driver, node, gpus, &watched, &ours));
         self.learn_contexts(driver, node, gpus, &watched);
         let stands_for = self.overs.look(now);
         for (lease, region) in watched.into_iter().zip(&regions) {
@@ -244,6 +246,23 @@ impl Watchdog {
         self.unseen = everybody.unseen.keys().cloned().collect();
         findings
     }
+}
+
+/// The driver's limit is the stronger one, so it is checked as well.
+fn limits_set_again(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    gpus: &[Gpu],
+    watched: &[&Lease],
+    ours: impl Fn(&LeaseId) -> bool,
+) -> Vec<(LeaseId, Finding)> {
+    let changed =
+        watched.iter().filter(|lease| ours(&lease.id) && native_limit::is_changed(driver, lease, gpus));
+    let set = changed.filter_map(|lease| {
+        let line = native_limit::set_again(driver, node, &lease.id, gpus)?;
+        Some((lease.id.clone(), Finding::Trouble(line)))
+    });
+    set.collect()
 }
 
 /// Did the program that watched it end before it? The node driver watches a cluster's allocations; its own process is not

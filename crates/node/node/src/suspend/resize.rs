@@ -46,7 +46,7 @@ impl Suspender<'_> {
         if grows {
             region.set_limit(&uuid, wanted.memory_limit_bytes)?;
         }
-        drop(locked);
+        // Under the lock, or the watchdog would take it for a change by another program.
         renew_driver_limits(self.driver, &lease, self.gpus)?;
         Ok(lease)
     }
