@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from conftest import CANTLE, CONTEXT, GPU, HERE, LIMIT, MIB
-from test_evasion import copy, evader, neighbor  # noqa: F401  two of them are fixtures
+from test_evasion import WAYS, accomplice, copy, evader, neighbor  # noqa: F401  three of them are fixtures
 
 NEW_DRIVER = {"gpus": GPU, "driver": "615.71.09"}
 TWO_GPUS = {"gpus": "2xA100-40GB", "driver": "615.71.09"}
@@ -56,11 +56,12 @@ def test_a_private_library_is_refused(machine, programs, copy, neighbor, way):  
 
 
 @on["new"]
-@pytest.mark.parametrize("way", ["copies", "memfd", "chroot", "deep_chroot", "orphan", "own_mounts_deep", "bursts", "umount_deep", "kill_parent"])
-def test_an_evader_is_refused(machine, copy, neighbor, way):  # noqa: F811
-    """Ways that end with the task's death on an older driver."""
+@pytest.mark.parametrize("way", [way for way, end in WAYS.items() if end == "ended"])
+def test_an_evader_is_refused(machine, copy, neighbor, accomplice, way):  # noqa: F811
+    """All ways that end with the task's death on an older driver."""
+    step, how = (way.replace("_accomplice", ""), ["unix", accomplice, LIMIT]) if "_accomplice" in way else (way, [])
     as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if way.startswith("own_mounts") else []
-    running = machine.start([*as_user, sys.executable, HERE / "evade.py", way, copy, 2 * LIMIT])
+    running = machine.start([*as_user, sys.executable, HERE / "evade.py", step, copy, 2 * LIMIT, *how])
     assert running.record() == {"prevented": f"CUDA error {OUT_OF_MEMORY}"}
     running.child.kill()
     running.child.wait()
