@@ -58,6 +58,8 @@ pub enum LimitBackend {
     Mig,
     /// The driver, by the memory limit of the task's control group (NVML 615).
     Nvml,
+    /// The kernel's controller of device memory, by a limit of the task's control group (`dmem`).
+    Dmem,
     /// The filter libraries.
     Filter,
 }

@@ -164,6 +164,9 @@ pub struct Lease {
     /// The driver enforces the memory limits of its slices too, as limits of its control group; not those of MIG instances.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub native_limit: bool,
+    /// What enforces [`Self::native_limit`], if it is not the driver itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native_backend: Option<LimitBackend>,
     /// When the task ends at the latest, in milliseconds since 1970, once started; none if it has no time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_ms: Option<i64>,
@@ -210,6 +213,7 @@ impl Lease {
             compute: None,
             cgroup: None,
             native_limit: false,
+            native_backend: None,
             ends_ms: None,
             module_reserve_bytes: 0,
             burst: None,
@@ -250,9 +254,15 @@ impl Lease {
         let strongest = match slice {
             _ if self.enforcement.is_none() => return Vec::new(),
             Slice { mig: Some(_), .. } => Some(LimitBackend::Mig),
-            Slice { mig: None, .. } => self.native_limit.then_some(LimitBackend::Nvml),
+            Slice { mig: None, .. } => self.limited_by(),
         };
         strongest.into_iter().chain([LimitBackend::Filter]).collect()
+    }
+
+    /// What enforces the limits of its control group, if it has some.
+    #[must_use]
+    pub fn limited_by(&self) -> Option<LimitBackend> {
+        self.native_limit.then(|| self.native_backend.unwrap_or(LimitBackend::Nvml))
     }
 
     /// The memory that allocations of this slice of the lease leave for modules, which no call requests: at most half
@@ -294,6 +304,8 @@ mod tests {
         lease.native_limit = true;
         assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Nvml, LimitBackend::Filter]);
         assert_eq!(lease.enforced_by(&lease.slices[1]), [LimitBackend::Mig, LimitBackend::Filter]);
+        lease.native_backend = Some(LimitBackend::Dmem);
+        assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Dmem, LimitBackend::Filter]);
     }
 
     #[test]

@@ -60,6 +60,14 @@ pub enum DriverError {
     /// The helper for checkpoints failed by itself.
     #[error("the helper for checkpoints failed: {0}")]
     CheckpointHelper(String),
+    /// A file of the kernel's controller of device memory.
+    #[error("{}: {why}", file.display())]
+    Dmem {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        why: String,
+    },
     /// No thread could be started for it.
     #[error("no thread can be started to ask GPU {gpu}: {why}")]
     Thread {

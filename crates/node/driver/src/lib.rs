@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod context;
+mod dmem;
 mod error;
 pub mod fault;
 mod fixed;

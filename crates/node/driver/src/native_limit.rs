@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use cantle_model::GpuUuid;
+use cantle_model::{GpuUuid, LimitBackend};
 
 use crate::{DriverError, Result};
 
 /// Whether the driver can limit the memory of a control group on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitSupport {
-    /// It can.
-    Supported,
+    /// It can, by this backend.
+    Supported(LimitBackend),
     /// It cannot, for this reason.
     Unsupported(String),
 }
@@ -27,7 +27,8 @@ pub struct GroupMemory {
 /// Memory limits that the driver enforces for all processes of a control group, whatever libraries they use. A limit belongs to the group: it
 /// outlives the process that has set it, and it ends with the group. A group is named by its directory in the hierarchy of version 2.
 ///
-/// NVIDIA's driver has them from 615 on (`nvmlDeviceSetMemoryLimits_v1`). They were tried with a simulated driver only, and it is open whether the
+/// NVIDIA's driver has them from 615 on (`nvmlDeviceSetMemoryLimits_v1`). Where NVML lacks them, the kernel's controller of device memory
+/// is used if it knows the GPU (`dmem`). They were tried with a simulated driver only, and it is open whether the
 /// hard limit of a real one holds without an MPS daemon.
 pub trait NativeLimit {
     /// Whether the driver has such limits on this GPU; `group` is any group of this machine.

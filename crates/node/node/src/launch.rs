@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cantle_driver::{ContextCache, Driver};
 use cantle_ledger::compute::{GrantTerms, create_grant};
 use cantle_ledger::host::{self, GpuLimit, Observer};
-use cantle_model::{Bytes, EnforceMode, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
+use cantle_model::{Bytes, EnforceMode, Gpu, Lease, LeaseId, LimitBackend, Milli, Slice, TaskId};
 use cantle_runtime::{
     Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Engine, Privileges,
     RunningTask, StartError, TaskSpec, check_filters, filter_files,
@@ -118,7 +118,7 @@ impl Launcher {
         if self.enforce == EnforceMode::Filter || gpus.iter().all(|gpu| gpu.mig) {
             return Ok(false);
         }
-        match native_limit::driver_limits(driver, gpus).and_then(|()| self.groups.check()) {
+        match native_limit::driver_limits(driver, gpus).and_then(|_| self.groups.check()) {
             Err(why) if self.enforce == EnforceMode::Driver => Err(NodeError::NoDriverLimit(why)),
             possible => Ok(possible.is_ok()),
         }
@@ -277,10 +277,14 @@ pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<
     Lease { name, queue, placed_ms, ..Lease::new(id, task, slices, crate::own_holder()) }
 }
 
-/// The backends of a slice, as text; `has_native_limit` if the driver enforces the limit too.
-pub fn enforced_by(backend: &Backend, has_native_limit: bool) -> String {
+/// The backends of a slice, as text; `limited_by` is what enforces the limits of its control group.
+pub fn enforced_by(backend: &Backend, limited_by: Option<LimitBackend>) -> String {
     let by_filter = by_filter(backend);
-    if has_native_limit { by_filter.replacen("enforced by ", "enforced by driver + ", 1) } else { by_filter }
+    match limited_by {
+        Some(LimitBackend::Dmem) => by_filter.replacen("enforced by ", "enforced by kernel (dmem) + ", 1),
+        Some(_) => by_filter.replacen("enforced by ", "enforced by driver + ", 1),
+        None => by_filter,
+    }
 }
 
 fn by_filter(backend: &Backend) -> String {

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{Driver, LimitSupport};
-use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, Slice};
+use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, LimitBackend, Slice};
 use cantle_runtime::{Cgroup, TaskSpec};
 
 use crate::NodeError;
@@ -45,17 +45,20 @@ impl GroupPlace {
     }
 }
 
-/// Whether the driver can limit control groups on these GPUs for this process; the reason if it cannot. GPUs in MIG mode do not count: there
+/// What limits control groups on these GPUs for this process, the weaker one of several; the reason if nothing can. GPUs in MIG mode do not count: there
 /// the hardware enforces.
 ///
 /// # Errors
 /// The reason.
-pub fn driver_limits(driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), String> {
+pub fn driver_limits(driver: &dyn Driver, gpus: &[Gpu]) -> Result<LimitBackend, String> {
+    let mut backend = LimitBackend::Nvml;
     let group = Cgroup::unified_mount();
     let probed = group.as_deref().unwrap_or_else(|| Path::new("/sys/fs/cgroup"));
     for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
-        if let LimitSupport::Unsupported(why) = driver.native_limit().probe(&gpu.uuid, probed) {
-            return Err(format!("GPU {}: {why}", gpu.index));
+        match driver.native_limit().probe(&gpu.uuid, probed) {
+            LimitSupport::Supported(LimitBackend::Nvml) => {}
+            LimitSupport::Supported(other) => backend = other,
+            LimitSupport::Unsupported(why) => return Err(format!("GPU {}: {why}", gpu.index)),
         }
     }
     if group.is_none() {
@@ -64,7 +67,7 @@ pub fn driver_limits(driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), String> {
     if !nix::unistd::geteuid().is_root() {
         return Err("only root may set the driver's limits".to_owned());
     }
-    Ok(())
+    Ok(backend)
 }
 
 /// Gives the task of a lease a control group with the driver's limits, as `mode` wants, before its first process starts. All GPUs of the lease get
@@ -84,8 +87,9 @@ pub(crate) fn hold(
     }
     let on: Vec<Gpu> =
         gpus.iter().filter(|gpu| limited.iter().any(|slice| slice.gpu == gpu.uuid)).cloned().collect();
-    let group = match driver_limits(driver, &on).and_then(|()| place.group(&lease.id.0)) {
-        Ok(group) => group,
+    let possible = driver_limits(driver, &on).and_then(|by| Ok((by, place.group(&lease.id.0)?)));
+    let (backend, group) = match possible {
+        Ok(possible) => possible,
         Err(why) if mode == EnforceMode::Driver => return Err(NodeError::NoDriverLimit(why)),
         Err(_) => return Ok(()),
     };
@@ -103,6 +107,7 @@ pub(crate) fn hold(
         return Err(error);
     }
     lease.native_limit = true;
+    lease.native_backend = Some(backend).filter(|backend| *backend != LimitBackend::Nvml);
     node.lock()?.put(lease)?;
     spec.cgroup = Some(group);
     Ok(())

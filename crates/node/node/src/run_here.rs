@@ -197,8 +197,8 @@ async fn run_under(
         notify(OUTSIDE);
     }
     let enforced = match &lease.compute {
-        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend, lease.native_limit)),
-        None => enforced_by(backend, lease.native_limit),
+        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend, lease.limited_by())),
+        None => enforced_by(backend, lease.limited_by()),
     };
     lease.leader = Some(task.leader());
     lease.enforcement = backend.enforcement();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError, Installation};
-use cantle_model::{Bytes, Gpu};
+use cantle_model::{Bytes, Gpu, LimitBackend};
 use cantle_node::{GpuClaim, driver_limits};
 use cantle_runtime::{Engine, EngineError, EngineInfo, check_filters};
 use clap::Args;
@@ -125,7 +125,8 @@ fn driver_limit(driver: &dyn Driver, gpus: &[Gpu]) -> Option<Checkup> {
         return None;
     }
     let found = match driver_limits(driver, gpus) {
-        Ok(()) => "in force for tasks".to_owned(),
+        Ok(LimitBackend::Dmem) => "in force for tasks, by the kernel (dmem)".to_owned(),
+        Ok(_) => "in force for tasks, by the driver (NVML)".to_owned(),
         Err(why) => format!("none, so the filter enforces alone: {why}"),
     };
     Some(good("driver limit", found))

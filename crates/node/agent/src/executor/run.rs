@@ -160,16 +160,16 @@ impl Run {
                 lease.leader = Some(leader);
                 lease.enforcement = backend.enforcement();
                 let is_outside = note_group(&mut lease, cgroup.clone());
-                locked.put(&lease).map(|()| (lease.slices, lease.native_limit, is_outside))
+                locked.put(&lease).map(|()| (lease.limited_by(), lease.slices, is_outside))
             }
             None => Err(NodeError::LeaseGone(lease.clone())),
         });
         match noted {
-            Ok((slices, has_native_limit, is_outside)) => {
+            Ok((limited_by, slices, is_outside)) => {
                 if is_outside {
                     env.note_in_task_log("run", &self.entry, OUTSIDE);
                 }
-                let enforced = enforced_by(&backend, has_native_limit);
+                let enforced = enforced_by(&backend, limited_by);
                 let connected = connection(&env.driver.topology(), &env.gpus, &slices);
                 let connected = connected.map_or_else(String::new, |how| format!("; {how}"));
                 let message = format!("task {name} runs: {}, {enforced}{connected}", got(&slices, &env.gpus));

@@ -4,7 +4,10 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use cantle_model::LimitBackend;
+
 use super::*;
+use crate::dmem::Dmem;
 use crate::native_limit::{GroupMemory, LimitSupport, NativeLimit};
 
 /// `nvmlSetMemoryLimits_v1_t`. It has no version field.
@@ -44,6 +47,42 @@ impl Session {
     }
 }
 
+impl Session {
+    fn limits_of(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory> {
+        let (device, name) = (self.device(gpu)?, c_path(group, GET)?);
+        // SAFETY: `Get` is the function's type in NVIDIA's header of r615.
+        let get = unsafe { self.lib.__library.get::<Get>(GET.as_bytes()) };
+        let get = get.map_err(|_| DriverError::TooOld { function: GET.into() })?;
+        let mut limits =
+            KnownLimits { name_space: name.as_ptr(), soft_limit: 0, hard_limit: UNLIMITED, current_used: 0 };
+        // SAFETY: NVML checks the handle, which is its own; the structure and the text that it points to outlive the call.
+        self.check(GET, Some(gpu), unsafe { get(device, &raw mut limits) })?;
+        let hard_bytes = Some(limits.hard_limit).filter(|hard| *hard != UNLIMITED);
+        Ok(GroupMemory { hard_bytes, used_bytes: limits.current_used })
+    }
+
+    /// The kernel's own controller of the GPU's memory.
+    fn dmem(&self, gpu: &GpuUuid, group: &Path) -> std::result::Result<Dmem, String> {
+        Dmem::of(&self.location(gpu).map_err(|error| error.to_string())?.pci_bus_id, group)
+    }
+
+    /// The answer of NVML, or that of the kernel where NVML lacks the function.
+    fn by_either<T>(
+        &self,
+        (gpu, group): (&GpuUuid, &Path),
+        by_nvml: Result<T>,
+        by_kernel: impl FnOnce(&Dmem) -> Result<T>,
+    ) -> Result<T> {
+        match by_nvml {
+            Err(error) if lacks_function(&error) => match self.dmem(gpu, group) {
+                Ok(dmem) => by_kernel(&dmem),
+                Err(_) => Err(error),
+            },
+            answer => answer,
+        }
+    }
+}
+
 impl NativeLimit for Session {
     fn probe(&self, gpu: &GpuUuid, group: &Path) -> LimitSupport {
         match self.gpu(gpu) {
@@ -55,37 +94,34 @@ impl NativeLimit for Session {
             Ok(_) => {}
             Err(error) => return LimitSupport::Unsupported(error.to_string()),
         }
-        match self.used(gpu, group) {
-            Ok(_) => LimitSupport::Supported,
-            Err(error) if lacks_function(&error) => {
-                let driver = self.versions().driver;
-                LimitSupport::Unsupported(format!(
-                    "driver {driver} does not offer them here (they require driver 615, CUDA 13.4 and Linux 6.14)"
-                ))
-            }
+        match self.limits_of(gpu, group) {
+            Ok(_) => LimitSupport::Supported(LimitBackend::Nvml),
+            Err(error) if lacks_function(&error) => match self.dmem(gpu, group) {
+                Ok(_) => LimitSupport::Supported(LimitBackend::Dmem),
+                Err(why) => {
+                    let driver = self.versions().driver;
+                    LimitSupport::Unsupported(format!(
+                        "driver {driver} does not offer them here (they require driver 615, CUDA 13.4 and Linux 6.14), and {why}"
+                    ))
+                }
+            },
             Err(error) => LimitSupport::Unsupported(error.to_string()),
         }
     }
 
     fn set(&self, gpu: &GpuUuid, group: &Path, hard_bytes: u64) -> Result<()> {
-        self.set_limits(gpu, group, hard_bytes)
+        let set = self.set_limits(gpu, group, hard_bytes);
+        self.by_either((gpu, group), set, |dmem| dmem.set(group, Some(hard_bytes)))
     }
 
     fn clear(&self, gpu: &GpuUuid, group: &Path) -> Result<()> {
-        self.set_limits(gpu, group, UNLIMITED)
+        let cleared = self.set_limits(gpu, group, UNLIMITED);
+        self.by_either((gpu, group), cleared, |dmem| dmem.set(group, None))
     }
 
     fn used(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory> {
-        let (device, name) = (self.device(gpu)?, c_path(group, GET)?);
-        // SAFETY: `Get` is the function's type in NVIDIA's header of r615.
-        let get = unsafe { self.lib.__library.get::<Get>(GET.as_bytes()) };
-        let get = get.map_err(|_| DriverError::TooOld { function: GET.into() })?;
-        let mut limits =
-            KnownLimits { name_space: name.as_ptr(), soft_limit: 0, hard_limit: UNLIMITED, current_used: 0 };
-        // SAFETY: NVML checks the handle, which is its own; the structure and the text that it points to outlive the call.
-        self.check(GET, Some(gpu), unsafe { get(device, &raw mut limits) })?;
-        let hard_bytes = Some(limits.hard_limit).filter(|hard| *hard != UNLIMITED);
-        Ok(GroupMemory { hard_bytes, used_bytes: limits.current_used })
+        let known = self.limits_of(gpu, group);
+        self.by_either((gpu, group), known, |dmem| dmem.used(group))
     }
 }
 
