@@ -1,13 +1,15 @@
 """The driver's own limit (NVML 615, simulated) of an agent's tasks: set, kept over the agent's death, and gone with the task."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
-from conftest import Cantle, own_port, wait_until
+from conftest import CANTLE, Cantle, own_port, wait_until
 
 MIB = 1 << 20
 # Half of an A100-40GB, and what a task may always hold beyond its slice.
@@ -105,3 +107,25 @@ def test_an_agent_refuses_without_it(tmp_path):
         assert "driver 610.43.02 does not offer them here" in done.stderr, done.stderr
     finally:
         old.stop()
+
+
+def test_doctor_knows_the_limits_of_others(cantle):
+    def doctor(**env):
+        done = cantle.program(CANTLE, "-o", "json", "doctor", env=cantle.env | env)
+        return [row for row in json.loads(done.stdout)["items"] if row["check"] == "limits of others"]
+
+    before = doctor()
+    assert not any("nvidia-cuda-mps" not in row["found"] for row in before), "nothing of others is loaded here"
+    preloaded = doctor(LD_PRELOAD="/nowhere/libvgpu.so:/nowhere/libclearml_snug.so", LD_AUDIT="/nowhere/libamvgpu.so")
+    names = {row["found"].split(" (")[0]: row["verdict"] for row in preloaded if "is loaded into programs" in row["found"]}
+    assert names == {"HAMi": "warning", "ClearML's SNUG": "good", "HAMi for AMD": "warning"}
+    (half,) = [row for row in doctor(NVIDIA_GPU_MEMORY_LIMIT="4096") if "NVIDIA_GPU_MEMORY" in row["found"]]
+    assert "sets no limit and reports none" in half["found"]
+    # Its name and variables are all that is known of a daemon.
+    daemon = cantle.machine.command("bash", "-c", "exec -a nvidia-cuda-mps-control sleep 100")
+    child = subprocess.Popen(daemon, env=cantle.env | {"CUDA_MPS_PROTOCOL_VERSION": "3"})
+    try:
+        wait_until(lambda: any(f"process {child.pid}, protocol 3" in row["found"] for row in doctor()), 30, doctor)
+    finally:
+        child.kill()
+        child.wait()

@@ -1,5 +1,7 @@
 //! `cantle doctor`: reports what this machine has, what it lacks, and what to do about it.
 
+mod others;
+
 use std::path::PathBuf;
 
 use cantle_clearml::workers;
@@ -107,6 +109,7 @@ fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     }
     checkups.extend(gpus.iter().filter(|gpu| !gpu.mig).map(|gpu| process_figures(driver, gpu)));
     checkups.extend(driver_limit(driver, &gpus));
+    checkups.extend(others::limits_of_others(driver));
     checkups.extend(driver.lost_gpus().into_iter().map(|lost| {
         let found = format!("{} is lost to the driver: {}", lost.index, lost.why);
         not(
