@@ -1,13 +1,16 @@
 """The driver's own limit (NVML 615, simulated) of tasks in containers: it is on a group of cantle's above the engine's before the container's first
 process starts, outlives the agent, and is gone with the task. The cells `driver-615` and `driver-615-v2` of matrix.sh; no real driver 615 was tried."""
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -171,6 +174,53 @@ def test_a_command_line_of_dockers_is_limited_too(cantle, engine, own):
     record, said = evade(cantle, engine, *words)
     assert record == {"prevented": f"CUDA error {OUT_OF_MEMORY}"}, said
     assert "enforced by driver + container mounts" in said and limits(cantle) == []
+
+
+@contextlib.contextmanager
+def systemds_groups(engine, socket_path):
+    """The same engine on another socket, where it says that systemd makes its groups. Both texts have one length."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(socket_path))
+    server.listen()
+
+    def copy(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data.replace(b'"CgroupDriver":"cgroupfs",', b'"CgroupDriver":"systemd" ,'))
+            target.shutdown(socket.SHUT_WR)
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                behind = socket.socket(socket.AF_UNIX)
+                behind.connect(str(engine.socket))
+                for pair in ((client, behind), (behind, client)):
+                    threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+def test_an_engine_that_takes_no_group_has_the_filter(cantle, engine, own, tmp_path):
+    with systemds_groups(engine, tmp_path / "proxy"):
+        cantle.env["DOCKER_HOST"] = f"unix://{tmp_path}/proxy"
+        why = "the control groups of the container engine are made by systemd (cgroupfs would let cantle make one)"
+        words = ["--image", IMAGE, "--", "echo", "started"]
+        refused = run(cantle, "--gpu", "0.5", "--enforce", "driver", *words, code=UNAVAILABLE)
+        assert refused.stdout == "" and why in refused.stderr and engine.containers() == [], refused.stderr
+        port = installation.own_port()
+        up = cantle.cli("up", "--listen", f"127.0.0.1:{port}", "--gpus", "0", "--enforce", "driver", "--queue", "q=0.5", "--docker", IMAGE, code=None)
+        assert up.returncode == UNAVAILABLE and why in up.stderr, (up.returncode, up.stderr)
+        done = run(cantle, "--gpu", "0.5", *words)
+        assert done.stdout == "started\n" and "enforced by container mounts" in done.stderr
+        said = cantle.cli("doctor", code=None).stdout
+        assert f"a driver's own limit does not hold in containers: {why}" in said, said
+    assert limits(cantle) == []
 
 
 def test_doctor_names_it(cantle):
