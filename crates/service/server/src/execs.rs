@@ -25,7 +25,7 @@ use crate::api::{Api, text};
 use crate::app::Call;
 use crate::door::Peer;
 use crate::error::ApiError;
-use crate::rights::Right;
+use crate::rights::{Right, is_of_node};
 
 /// Commands at once, and those of one user.
 const MOST: usize = 256;
@@ -190,7 +190,7 @@ async fn join_node(
         }
         let mut open = api.app.execs.open();
         let exec = open.get_mut(&id).ok_or_else(no_exec)?;
-        let is_its = |node: &str| call.who.node.as_deref().is_none_or(|own| own == node);
+        let is_its = |node: &str| call.who.node.as_deref().is_none_or(|own| is_of_node(node, own));
         let (_, sender) = exec.node.take_if(|(node, _)| is_its(node)).ok_or_else(no_exec)?;
         tokio::spawn(async move {
             if let Ok(upgraded) = upgrade.await {

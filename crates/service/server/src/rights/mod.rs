@@ -21,7 +21,7 @@ mod table;
 pub(crate) use allowed::{Allowed, Passed, act, object};
 pub(crate) use bootstrap::bootstrap;
 pub(crate) use files::{has_owner, may_use_file, tasks_in};
-pub(crate) use guard::check;
+pub(crate) use guard::{check, is_of_node};
 pub(crate) use own_run::lasts;
 pub(crate) use people::{
     EVERYBODY, ExternalIdentity, People, Register, Stranger, Used, digest, new_key, subject_of,
