@@ -153,15 +153,16 @@ def test_a_viewer_reaches_no_task(cantle):
 
 def notebook(cantle, *words, log="notebook.log"):
     child = cantle.start("notebook", "--port", "0", "--jupyter", shutil.which("jupyter"), *words, log=log)
-    url = lambda: re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", cantle.log(log))  # noqa: E731
+    url = lambda: re.search(r"http://127\.0\.0\.1:(\d+)/(\w+)/lab\?token=(\w+)", cantle.log(log))  # noqa: E731
     wait_until(lambda: url() or child.poll() is not None, 180, lambda: cantle.log(log))
     assert child.poll() is None, cantle.log(log)
-    return child, int(url()[1]), url()[2]
+    return child, (int(url()[1]), url()[2]), url()[3]
 
 
-def api(port, path, token, method="GET"):
+def api(at, path, token, method="GET"):
+    port, base = at
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    client.request(method, f"/api/{path}", headers={"Authorization": f"token {token}"})
+    client.request(method, f"/{base}/api/{path}", headers={"Authorization": f"token {token}"})
     answer = client.getresponse()
     return answer.status, json.loads(answer.read() or "{}")
 
@@ -170,22 +171,22 @@ def api(port, path, token, method="GET"):
 @pytest.mark.skipif(not shutil.which("jupyter"), reason="no jupyter in the PATH")
 def test_a_notebook_is_a_task_with_an_address_here(cantle):
     cantle.up(*QUEUE)
-    child, port, token = notebook(cantle, "--queue", "eighth", "--keep")
-    assert api(port, "status", token)[0] == 200
-    assert api(port, "contents", "wrong")[0] == 403
+    child, at, token = notebook(cantle, "--queue", "eighth", "--keep")
+    assert api(at, "status", token)[0] == 200
+    assert api(at, "contents", "wrong")[0] == 403
     (task,) = cantle.json("tasks")
     assert (task["name"], task["state"]) == ("notebook", "in_progress")
     # Neither the log nor the command line of the task has the token.
     assert token not in cantle.output(task["id"]) and token not in json.dumps(task)
     # A kernel runs in the slice.
-    status, kernel = api(port, "kernels", token, "POST")
+    status, kernel = api(at, "kernels", token, "POST")
     assert status == 201
     wait_until(lambda: len(cantle.json("ps")) == 1, 30, lambda: cantle.json("ps"))
     child.send_signal(signal.SIGINT)
     child.wait(timeout=60)
     assert cantle.task(task["id"])["state"] == "in_progress"
-    child, port, again = notebook(cantle, "--attach", "notebook", log="again.log")
-    assert again == token and [one["id"] for one in api(port, "kernels", token)[1]] == [kernel["id"]]
+    child, at, again = notebook(cantle, "--attach", "notebook", log="again.log")
+    assert again == token and [one["id"] for one in api(at, "kernels", token)[1]] == [kernel["id"]]
     cantle.cli("stop", "notebook")
     assert child.wait(timeout=60) == 1 and "cantle logs" in cantle.log("again.log")
 

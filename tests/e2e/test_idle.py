@@ -150,14 +150,14 @@ def test_a_notebook_is_idle_while_its_page_is_only_open(cantle):
     began = time.monotonic()
     ends = lambda: {task["name"]: task for task in cantle.json("tasks")}  # noqa: E731
     while time.monotonic() - began < LATER:
-        for (_, port, token), name in zip(children, ("open", "used"), strict=True):
+        for (_, at, token), name in zip(children, ("open", "used"), strict=True):
             if ends()[name]["state"] != "in_progress":
                 continue
             # As an open page asks; it changes nothing.
-            api(port, "kernels", token)
+            api(at, "kernels", token)
             if name == "used":
                 # A new kernel stands for a cell that runs: both are activity of a kernel.
-                api(port, "kernels", token, "POST")
+                api(at, "kernels", token, "POST")
         time.sleep(20)
     found = ends()
     assert (found["open"]["state"], found["open"]["reason"]) == ("failed", REASON), found

@@ -112,6 +112,10 @@ def test_a_days_work(box):
     box.until("cantle tasks look", "in_progress")
     assert "yes" in box.run(enter)
     box.run("cantle stop look")
+    # JupyterLab is test_notebook.py's; the address is there before the notebook is.
+    notebook = box.run(page.next("cantle notebook")).strip()
+    assert re.fullmatch(r"http://127\.0\.0\.1:8008/ui/-/notebook/[0-9a-f]{32}", notebook)
+    box.run(f"cantle stop {notebook[-32:]} || true")
     submit, tasks, run = page.next("cantle submit").splitlines()
     box.run(submit)
     assert "2h" in box.run(tasks).split()
@@ -310,6 +314,8 @@ def test_tls_and_a_team():
         tls.next("[Service]")
         # test_keys.py has an agent that works meanwhile.
         tls.next("gpu1# cantle users key add gpu2")
+        # test_notebook.py has another address.
+        tls.next("cantle server … --notebook-listen")
         tls.next("cantle server …")
         the_team(box, team, access, secret)
         box.block(tls.next("cantle users role"))

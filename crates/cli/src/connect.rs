@@ -25,6 +25,7 @@ pub(crate) fn local(state: &Path) -> Result<Option<CredentialsFile>, CliError> {
 pub(crate) struct Connection {
     client: Arc<Client>,
     runtime: tokio::runtime::Runtime,
+    url: String,
 }
 
 /// The server's address and keys from one source; the next source fills in the rest.
@@ -143,7 +144,12 @@ impl Connection {
         let (url, proof) = access(context)?;
         let tls = context.global.tls();
         let client = Arc::new(Client::with_proof(&url, proof, &tls)?);
-        Ok(Self { client, runtime: runtime()? })
+        Ok(Self { client, runtime: runtime()?, url })
+    }
+
+    /// The address of the server, without a slash at its end.
+    pub(crate) fn url(&self) -> &str {
+        self.url.trim_end_matches('/')
     }
 
     /// The client that sends its requests.

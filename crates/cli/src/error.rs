@@ -204,7 +204,8 @@ impl From<ServerError> for CliError {
         let kind = match &error {
             ServerError::Open(_)
             | ServerError::Plain(_)
-            | ServerError::Url(_)
+            | ServerError::Url { .. }
+            | ServerError::NotebookUrl
             | ServerError::Tls(_)
             | ServerError::Login(_)
             | ServerError::Files(_)

@@ -130,7 +130,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Logs(args) => cmd::tasks::one::logs(&context, &args),
         Command::Exec(args) => cmd::tasks::exec::exec(&context, args),
         Command::Shell(args) => cmd::tasks::shell::shell(&context, args),
-        Command::Notebook(args) => cmd::tasks::notebook::notebook(&context, args),
+        Command::Notebook(args) => cmd::tasks::notebook::notebook(&context, &args),
         Command::Forward(args) => cmd::tasks::forward::forward(&context, args),
         Command::Attach(args) => cmd::tasks::shell::attach(&context, &args),
         Command::Stop(args) => cmd::tasks::one::stop(&context, &args),

@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { type WireTask, canRequeue, canStop, clone, dequeue, requeue, stop } from "../actions";
-import { ApiError, call, maySubmit } from "../api";
+import { ApiError, call, mayChange, maySubmit } from "../api";
 import { cantle } from "../cli";
 import { bytes, clock, duration, gpuAmount } from "../format";
 import { fetchTask, nodes, now, tasks } from "../live";
@@ -255,6 +255,11 @@ export function TaskPage({ id, tab }: { id: string; tab: string }) {
           {task.name} <State task={task} />
         </h1>
         <div class="row">
+          {task.state === "in_progress" && mayChange(task) && wire?.hyperparams?.["cantle"]?.["notebook"] && (
+            <a class="button" href={link(`-/notebook/${id}`)} target="_blank" rel="noopener" data-testid="notebook" title={`$ ${cantle("notebook", "--attach", id)}`}>
+              Open notebook
+            </a>
+          )}
           {task.state === "queued" && <ActionButton action={dequeue(task)}>Dequeue</ActionButton>}
           {canStop(task) && (
             <ActionButton action={stop(task)} danger>

@@ -16,6 +16,7 @@ use values::{
     text_of, word,
 };
 
+use crate::notebook::NotebookProgram;
 use crate::shell::shell_words;
 use crate::tasks::{HyperParams, Param};
 
@@ -59,6 +60,8 @@ pub struct TaskRequest {
     pub notify: Vec<String>,
     /// The secrets of its owner that are in its environment, by name.
     pub secrets: Vec<String>,
+    /// The notebook that it runs, which the server opens in a browser.
+    pub notebook: Option<NotebookProgram>,
 }
 
 /// The place of a task in an array.
@@ -147,6 +150,7 @@ impl TaskRequest {
             element: element(text)?,
             notify,
             secrets,
+            notebook: Self::notebook_of(params)?,
         }))
     }
 
@@ -163,6 +167,16 @@ impl TaskRequest {
         let (after, array) = (after(text)?, array(text)?);
         let (notify, secrets) = (names(text("notify")), names(text("secret")));
         Ok(RequestedFlow { time, idle, after, array, notify, secrets })
+    }
+
+    /// Only the notebook that a task with these parameters runs.
+    ///
+    /// # Errors
+    /// Names the parameter if it is wrong.
+    pub fn notebook_of(params: &HyperParams) -> Result<Option<NotebookProgram>, TaskRequestError> {
+        let none = BTreeMap::new();
+        let text = text_of(params.get(SECTION).unwrap_or(&none));
+        parsed("notebook", text("notebook"), NotebookProgram::WORDS, Some)
     }
 
     /// The parameters that carry this request in a task.
@@ -182,6 +196,7 @@ impl TaskRequest {
             ("time", self.time.map(|time| time.to_string())),
             ("idle", self.idle.map(|idle| idle.to_string())),
             ("array", self.array.as_ref().map(ToString::to_string)),
+            ("notebook", self.notebook.map(|program| program.to_string())),
         ];
         for (name, value) in optional {
             if let Some(value) = value {
@@ -353,6 +368,7 @@ mod tests {
                 element: Some(ArrayElement { array: "abc".to_owned(), index: 7 }),
                 notify: vec!["mail".to_owned(), "lab".to_owned()],
                 secrets: vec!["TOKEN".to_owned(), "B".to_owned()],
+                notebook: Some(NotebookProgram::CodeServer),
             });
         }
         round_trip(&TaskRequest::default());

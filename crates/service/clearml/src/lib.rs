@@ -28,6 +28,7 @@ pub mod events;
 pub mod exec;
 pub mod leases;
 pub mod metering;
+pub mod notebook;
 pub mod notify;
 pub mod pools;
 pub mod projects;

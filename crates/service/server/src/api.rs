@@ -98,6 +98,24 @@ impl Api {
     }
 }
 
+impl Api {
+    /// A call for a known user by a page of the server's own, with the checks and the records of one from outside.
+    pub(crate) async fn act_for<R: Request>(
+        &self,
+        call: &Call,
+        request: &R,
+    ) -> Result<R::Response, ApiError> {
+        let rule = rights::rule(R::ENDPOINT).ok_or_else(|| ApiError::unknown_endpoint(R::ENDPOINT))?;
+        let body = serde_json::to_value(request).map_err(ApiError::unwritable)?;
+        let text = body.to_string();
+        let done = act(self, call, rule, None, text.as_bytes()).await;
+        if let Some(error) = refusal(&done) {
+            note_refusal(self, call, rule, &body, error).await;
+        }
+        serde_json::from_value(done?).map_err(ApiError::unreadable)
+    }
+}
+
 /// The whole server as one axum router.
 pub(crate) fn router(api: Api, ui: Ui) -> Router {
     let app = Arc::clone(&api.app);
@@ -227,13 +245,20 @@ async fn dispatch(
     // Only now: a caller without keys cannot make the server keep anything.
     let body = read(body, endpoint).await?;
     let done = act(api, &call, rule, query, &body).await;
-    if let Err(error) = &done
-        && error.code == StatusCode::FORBIDDEN
-    {
-        let record = audit::record(&call, rule.endpoint, Value::Null, &object(&body).unwrap_or_default());
-        call.refusals.note(&api.app, record, error).await;
+    if let Some(error) = refusal(&done) {
+        note_refusal(api, &call, rule, &object(&body).unwrap_or_default(), error).await;
     }
     done
+}
+
+/// The error, if a right was missing.
+fn refusal(done: &Result<Value, ApiError>) -> Option<&ApiError> {
+    done.as_ref().err().filter(|error| error.code == StatusCode::FORBIDDEN)
+}
+
+async fn note_refusal(api: &Api, call: &Call, rule: &Rule, body: &Value, error: &ApiError) {
+    let record = audit::record(call, rule.endpoint, Value::Null, body);
+    call.refusals.note(&api.app, record, error).await;
 }
 
 /// Does what a known caller asks for, if it may, and records the call if the table requires that.

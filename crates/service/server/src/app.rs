@@ -20,6 +20,7 @@ use crate::health::Health;
 use crate::identity::Keys;
 use crate::lists::Lists;
 use crate::login::{Kubernetes, Login, foreign_token};
+use crate::notebooks::{NotebookAddress, NotebookKey, Notebooks};
 use crate::notify::Notices;
 use crate::records::Records;
 use crate::rights::audit::{Logins, Refusals};
@@ -59,6 +60,11 @@ pub(crate) struct App {
     pub(crate) lists: Lists,
     pub(crate) first_usage: FirstUsage,
     pub(crate) execs: Execs,
+    pub(crate) notebooks: Notebooks,
+    /// Where they are opened; none: nowhere.
+    pub(crate) notebook_address: Option<NotebookAddress>,
+    pub(crate) notebook_key: NotebookKey,
+    pub(crate) page: PageAddress,
     /// Wrong keys.
     pub(crate) failures: Failures,
     /// Of several servers on one database, this one does the periodic work.
@@ -79,6 +85,15 @@ impl App {
     pub(crate) fn leads(&self) -> bool {
         self.leads.load(Ordering::Relaxed)
     }
+}
+
+/// The address of the web page.
+#[derive(Clone, Debug)]
+pub(crate) struct PageAddress {
+    pub(crate) url: String,
+    /// `--url` names it. Otherwise a browser may know this server by another name.
+    pub(crate) is_given: bool,
+    pub(crate) port: u16,
 }
 
 /// The properties of the listener.

@@ -29,6 +29,10 @@ pub struct ServerConfig {
     pub insecure_http: bool,
     /// The address for clients; by default that of the socket, with a name of the certificate.
     pub url: Option<String>,
+    /// The address to listen on for notebooks of tasks; by default any free port where `listen` is on loopback, and none otherwise.
+    pub notebook_listen: Option<String>,
+    /// The address of notebooks for browsers, with a `*` where the id of the task is; by default the host of the page, with another port.
+    pub notebook_url: Option<String>,
     /// The identity provider with which people log in.
     pub oidc: Option<OidcConfig>,
     /// The cluster whose tokens are taken.
@@ -68,6 +72,8 @@ impl Default for ServerConfig {
             tls: None,
             insecure_http: false,
             url: None,
+            notebook_listen: None,
+            notebook_url: None,
             oidc: None,
             kubernetes: None,
             state_dir: PathBuf::from("."),

@@ -8,7 +8,8 @@
 mod relay;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Path, Request, State};
@@ -17,19 +18,26 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use cantle_clearml::exec::{AskedExec, EXEC_PROTOCOL, ExecStart};
 use cantle_clearml::{Envelope, Meta};
+use cantle_model::TaskStatus;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::timeout;
 
 use crate::api::{Api, text};
-use crate::app::Call;
+use crate::app::{App, Call};
+use crate::clock::new_id;
 use crate::door::Peer;
 use crate::error::ApiError;
-use crate::rights::{Right, is_of_node};
+use crate::rights::{Right, act, is_of_node};
 
 /// Commands at once, and those of one user.
 const MOST: usize = 256;
 const MOST_OF_USER: usize = 64;
+/// For the agent to connect. It asks all the time; one that is older than this server never does.
+const NODE_WITHIN: Duration = Duration::from_secs(20);
+/// Nothing leads into such a task.
+const OF_CLEARML: &str = "the task runs with an agent of ClearML, which cannot run a command in it";
 /// An entry to which its user does not connect within this time is dropped when the next one is made.
 const UNJOINED_US: i64 = 30_000_000;
 
@@ -141,8 +149,52 @@ impl Execs {
         receiver
     }
 
+    /// Opens one whose user's side is in this server.
+    fn add_joined(&self, id: String, exec: Exec) -> Result<(), ApiError> {
+        self.add(id, Exec { is_joined: true, ..exec })
+    }
+
     fn remove(&self, id: &str) {
         self.open().remove(id);
+    }
+}
+
+/// The side of the node of a command that this server itself runs for a caller.
+pub(crate) struct Entered {
+    pub(crate) stream: TokioIo<Upgraded>,
+    pub(crate) entry: Entry,
+}
+
+/// The place of a command among the open ones, until it is dropped.
+pub(crate) struct Entry {
+    app: Arc<App>,
+    id: String,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.app.execs.remove(&self.id);
+    }
+}
+
+/// Runs a command in a running task for a caller who may enter it.
+pub(crate) async fn enter(call: &Call, task: &str, start: ExecStart) -> Result<Entered, ApiError> {
+    call.task::<act::Enter>(task).await?;
+    let row = call.app.store.task(task).await?;
+    let away = |why: &str| ApiError::new(502, 0, why.to_owned());
+    let node = match (row.index.status, row.node) {
+        (TaskStatus::InProgress, Some(node)) => node,
+        (TaskStatus::InProgress, None) => return Err(away(OF_CLEARML)),
+        (status, _) => return Err(away(&format!("the task does not run: it is {status}"))),
+    };
+    let id = new_id();
+    let exec = Exec::new(call.clone(), task.to_owned(), start, false, false);
+    call.app.execs.add_joined(id.clone(), exec)?;
+    let entry = Entry { app: Arc::clone(&call.app), id };
+    let arrived = timeout(NODE_WITHIN, call.app.execs.want(&entry.id, &node)).await;
+    match arrived {
+        Ok(Ok(stream)) => Ok(Entered { stream, entry }),
+        _ => Err(away(&format!("node {node} did not answer within {} s", NODE_WITHIN.as_secs()))),
     }
 }
 

@@ -18,8 +18,9 @@ use crate::ServerError;
 use crate::app::{COMPANY, USER, VIEWER};
 use crate::clock::{new_id, now_us, rfc3339};
 use crate::error::ApiError;
+use crate::notebooks::NotebookKey;
 use crate::rights::{OfSession, OwnRun, People, Principal, Stranger};
-use crate::sealer::Sealer;
+use crate::sealer::{Sealer, derived};
 
 /// Clients renew their token when less than 12 hours are left, so it must live longer; ClearML's own live 30 days.
 const TOKEN_S: i64 = 30 * 24 * 3600;
@@ -27,6 +28,9 @@ const TOKEN_S: i64 = 30 * 24 * 3600;
 const LEEWAY_US: i64 = 60_000_000;
 /// The API version that clients are given; with this one all features of the real clients work.
 pub(crate) const API_VERSION: &str = "2.31";
+
+/// The purpose of the key of their cookies.
+const NOTEBOOKS: &[u8] = b"cookies of notebooks, 1";
 
 /// Subcodes of 401.
 const NO_CREDENTIALS: u32 = 20;
@@ -112,6 +116,7 @@ pub(crate) struct Identity {
     pub(crate) viewer: Pair,
     pub(crate) keys: Keys,
     pub(crate) sealer: Sealer,
+    pub(crate) notebook_key: NotebookKey,
 }
 
 impl std::fmt::Debug for Keys {
@@ -153,11 +158,13 @@ pub(crate) fn load_or_make(state_dir: &Path, url: &str, open: bool) -> Result<Id
     };
     let own = [admin.file.access_key.clone(), viewer.file.access_key.clone()];
     let (signing, verifying) = (EncodingKey::from_secret(&secret), DecodingKey::from_secret(&secret));
-    let sealer = Sealer::new(&secret).map_err(|_| ServerError::File {
+    let made = Sealer::new(&secret).and_then(|sealer| Ok((sealer, derived(&secret, NOTEBOOKS)?)));
+    let (sealer, notebook_key) = made.map_err(|_| ServerError::File {
         path: secret_path,
         source: std::io::Error::other("no key can be derived from it"),
     })?;
-    Ok(Identity { admin, viewer, keys: Keys { signing, verifying, own, open }, sealer })
+    let keys = Keys { signing, verifying, own, open };
+    Ok(Identity { admin, viewer, keys, sealer, notebook_key: NotebookKey(notebook_key) })
 }
 
 fn make_secret(path: &Path) -> Result<Vec<u8>, ServerError> {

@@ -23,6 +23,7 @@ mod lists;
 mod lock;
 mod login;
 mod metrics;
+mod notebooks;
 mod notify;
 mod open;
 mod projection;
@@ -62,6 +63,7 @@ pub use tls::{TlsError, TlsFiles};
 /// A server that is ready to serve.
 pub struct Server {
     listener: TcpListener,
+    notebooks: Option<TcpListener>,
     tls: Option<(TlsFiles, tls::Shown)>,
     silence: Duration,
     app: Arc<app::App>,
@@ -106,9 +108,17 @@ pub enum ServerError {
     /// Notices to people.
     #[error(transparent)]
     Notify(#[from] NotifyError),
-    /// `--url` is none.
-    #[error("--url {0} is not an address for clients")]
-    Url(String),
+    /// The address that an option names is none.
+    #[error("{option} {url} is not an address for clients")]
+    Url {
+        /// Which option.
+        option: &'static str,
+        /// As given.
+        url: String,
+    },
+    /// There is an address for notebooks, but no listener.
+    #[error("--notebook-url needs --notebook-listen HOST:PORT")]
+    NotebookUrl,
     /// Another server runs on the same state directory or database.
     #[error("{} is in use by another server{}", what.display(), process(holder))]
     Taken {
@@ -186,7 +196,8 @@ impl ServerError {
                 "write the issuer as the provider's pages have it, for example https://login.example"
             }
             Self::Notify(_) => "cantle server --help describes the options of notices",
-            Self::Url(_) => "write for example https://gpu1.example:8008",
+            Self::NotebookUrl => "add for example --notebook-listen 0.0.0.0:8009",
+            Self::Url { .. } => "write for example https://gpu1.example:8008",
             Self::Taken { .. } => {
                 "stop that one first, or give this one another state directory (--state) and database (--database)"
             }
@@ -231,7 +242,7 @@ impl Server {
         let certificate = certificate.transpose()?;
         let login = config.oidc.as_ref().map(login::Login::new).transpose()?;
         let kubernetes = config.kubernetes.as_ref().map(login::Kubernetes::new).transpose()?;
-        let public_url = config.url.as_deref().map(public_url).transpose()?;
+        let public_url = config.url.as_deref().map(|url| public_url("--url", url)).transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
         let address = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok());
         may_listen(config, address.filter(|address| !address.ip().is_loopback()))?;
@@ -239,6 +250,9 @@ impl Server {
         let lock = StateLock::hold(&config.state_dir)?.and_database(&database)?;
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
+        let notebooks = notebooks::bind(config, address).await?;
+        let (notebooks, notebook_address) = notebooks.unzip();
+        let is_given = public_url.is_some();
         let url = match public_url {
             Some(url) => url,
             None => own_url(reachable(address), certificate.as_ref()),
@@ -257,12 +271,16 @@ impl Server {
             refusals: rights::audit::Refusals::default(),
             logins: rights::audit::Logins::default(),
             files,
-            usage_half_life_ms: config.usage_half_life.map(whole_ms),
+            usage_half_life_ms: config.usage_half_life.map(half_life_ms),
             prices: config.prices.clone(),
             health: health::Health::default(),
             lists: lists::Lists::default(),
             first_usage: services::FirstUsage::default(),
             execs: execs::Execs::default(),
+            notebooks: notebooks::Notebooks::default(),
+            notebook_address,
+            notebook_key: identity.notebook_key,
+            page: app::PageAddress { url: url.clone(), is_given, port: address.port() },
             failures: failures::Failures::default(),
             deleted: files::Deleted::default(),
             leads: AtomicBool::new(false),
@@ -270,25 +288,19 @@ impl Server {
             notify,
             login: login.map(|login| login.for_server(&url)),
             kubernetes,
-            door: app::DoorSettings {
-                is_tls: certificate.is_some(),
-                needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
-            },
+            door: door_settings(config),
         });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,
+            notebooks,
             tls: config.tls.clone().zip(certificate),
             silence: config.silence,
             app,
             file: identity.admin.file,
             service,
             start_within: config.start_within,
-            kept: sweep::Kept {
-                events: config.keep_events,
-                logs: config.keep_logs,
-                audit: config.keep_audit,
-            },
+            kept: sweep::Kept::of(config),
             _lock: lock,
         })
     }
@@ -322,6 +334,7 @@ impl Server {
         let unshared = tokio::spawn(files::warn_if_unshared(Arc::clone(&self.app)));
         let wakeups = tokio::spawn(carry_wakeups(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
+        let notebook_api = api.clone();
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let mut keeper = tokio::task::JoinSet::new();
         let shown = self.tls.map(|(files, certificate)| {
@@ -330,6 +343,9 @@ impl Server {
             keeper.spawn(tls::keep(files, bytes, show));
             shown
         });
+        if let Some(listener) = self.notebooks {
+            keeper.spawn(notebooks::serve_listener(listener, notebook_api, self.silence, shown.clone()));
+        }
         let (streams, app) = (ui.clone(), Arc::clone(&self.app));
         let stopping = async move {
             streams.until(shutdown).await;
@@ -356,8 +372,15 @@ impl Server {
     }
 }
 
-fn whole_ms(time: Duration) -> i64 {
+fn half_life_ms(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
+}
+
+fn door_settings(config: &ServerConfig) -> app::DoorSettings {
+    app::DoorSettings {
+        is_tls: config.tls.is_some(),
+        needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
+    }
 }
 
 /// Knows at any time whether this server does the periodic work.
@@ -389,9 +412,9 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// `--url`, without a slash at its end.
-fn public_url(url: &str) -> Result<String, ServerError> {
-    let wrong = || ServerError::Url(url.to_owned());
+/// The address of an option, without a slash at its end.
+fn public_url(option: &'static str, url: &str) -> Result<String, ServerError> {
+    let wrong = || ServerError::Url { option, url: url.to_owned() };
     let parsed: axum::http::Uri = url.parse().map_err(|_| wrong())?;
     let scheme = parsed.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https"));
     scheme.zip(parsed.host()).filter(|(_, host)| !host.is_empty()).ok_or_else(wrong)?;

@@ -22,11 +22,9 @@ impl std::fmt::Debug for Sealer {
 }
 
 impl Sealer {
-    /// With a key that is derived from `secret` (HKDF, RFC 5869). All servers on one database have the same secret.
+    /// With a key that is derived from `secret`. All servers on one database have the same secret.
     pub(crate) fn new(secret: &[u8]) -> Result<Self, Unspecified> {
-        let mut key = [0; 32];
-        Salt::new(HKDF_SHA256, SALT).extract(secret).expand(&[INFO], HKDF_SHA256)?.fill(&mut key)?;
-        Ok(Self(RandomizedNonceKey::new(&AES_256_GCM, &key)?))
+        Ok(Self(RandomizedNonceKey::new(&AES_256_GCM, &derived(secret, INFO)?)?))
     }
 
     /// `place` says what the text belongs to. It is opened with the same place only, so that a user who can write the
@@ -46,6 +44,13 @@ impl Sealer {
         let text = self.0.open_in_place(nonce, Aad::from(joined(place)), text).ok()?;
         String::from_utf8(text.to_vec()).ok()
     }
+}
+
+/// The key for one purpose (HKDF, RFC 5869).
+pub(crate) fn derived(secret: &[u8], purpose: &[u8]) -> Result<[u8; 32], Unspecified> {
+    let mut key = [0; 32];
+    Salt::new(HKDF_SHA256, SALT).extract(secret).expand(&[purpose], HKDF_SHA256)?.fill(&mut key)?;
+    Ok(key)
 }
 
 /// Each part with its length, so that no two places are the same bytes.

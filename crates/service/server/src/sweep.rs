@@ -10,6 +10,7 @@ use cantle_store::{ArrayStep, Change, Settled};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
+use crate::ServerConfig;
 use crate::app::App;
 use crate::clock::{new_id, now_us};
 use crate::services::fleet::nodes::is_recent;
@@ -37,6 +38,12 @@ pub(crate) struct Kept {
     pub(crate) events: Option<Duration>,
     pub(crate) logs: Option<Duration>,
     pub(crate) audit: Option<Duration>,
+}
+
+impl Kept {
+    pub(crate) const fn of(config: &ServerConfig) -> Self {
+        Self { events: config.keep_events, logs: config.keep_logs, audit: config.keep_audit }
+    }
 }
 
 /// Polls without end. A task that was taken and not started within `start_within` goes back to its queue; an agent that

@@ -45,6 +45,14 @@ pub(crate) struct ListenArgs {
     /// Address of the server for clients, if it is another one than that of --listen
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// Address to listen on for the notebooks of tasks, which need another port than the page [default: where --listen is on loopback, any
+    /// free port; otherwise none]
+    #[arg(long, value_name = "ADDRESS")]
+    notebook_listen: Option<String>,
+    /// Address of notebooks for browsers, if it is another one: https://notebooks.example, or https://*.notebooks.example, where * is the
+    /// id of the task, so that each notebook has a host of its own
+    #[arg(long, value_name = "URL")]
+    notebook_url: Option<String>,
     /// Issuer of the identity provider (OpenID Connect) with which people log in, as written in its tokens
     #[arg(long, value_name = "URL", requires = "oidc_client_id")]
     oidc_issuer: Option<String>,
@@ -146,6 +154,8 @@ pub(crate) async fn bind(
         }),
         insecure_http: listen.insecure_http,
         url: listen.url,
+        notebook_listen: listen.notebook_listen,
+        notebook_url: listen.notebook_url,
         oidc: listen.oidc_issuer.zip(listen.oidc_client_id).map(|(issuer, client_id)| OidcConfig {
             issuer,
             client_id,

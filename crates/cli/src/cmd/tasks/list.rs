@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::delete;
 use super::delete::DeleteArgs;
+use super::notebook;
 use super::runs;
 use super::runs::RunsArgs;
 use crate::cmd::fleet::topology;
@@ -117,27 +118,39 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
     let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
     let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
     let server = Connection::open(context)?;
-    let named = server.find_tasks(&args.tasks)?;
-    let request = GetTasks {
-        id: named.clone(),
-        status: states,
-        queue: args.queue,
-        project: args.project,
-        user: args.user,
-        mine: args.mine,
-        array: args.array.map(|word| server.find_task(&word)).transpose()?,
-        limit: Some(args.limit.into()),
-        ..GetTasks::default()
-    };
-    let mut found = server.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
-    if let Some(missing) = named.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
-        return Err(no_task(missing));
-    }
+    let mut found = listed(&server, &args, states)?;
     if matches!(context.printer.format, Format::Table | Format::Wide) {
         server.name_tasks(&mut found.iter_mut().filter_map(|task| task.reason.as_mut()).collect::<Vec<_>>());
     }
     print_tasks(&context.printer, &found);
+    if let ([task], false, Format::Table | Format::Wide) =
+        (found.as_slice(), args.tasks.is_empty(), context.printer.format)
+        && let Some(address) = notebook::address_of(&server, task)?
+    {
+        context.printer.say(&format!("its notebook, with your login: {address}"));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The tasks that the options name.
+fn listed(server: &Connection, args: &TasksArgs, status: Vec<TaskStatus>) -> Result<Vec<TaskView>, CliError> {
+    let named = server.find_tasks(&args.tasks)?;
+    let request = GetTasks {
+        id: named.clone(),
+        status,
+        queue: args.queue.clone(),
+        project: args.project.clone(),
+        user: args.user.clone(),
+        mine: args.mine,
+        array: args.array.as_ref().map(|word| server.find_task(word)).transpose()?,
+        limit: Some(args.limit.into()),
+        ..GetTasks::default()
+    };
+    let found = server.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
+    match named.iter().find(|id| !found.iter().any(|task| task.id == **id)) {
+        Some(missing) => Err(no_task(missing)),
+        None => Ok(found),
+    }
 }
 
 /// Tasks, as `cantle tasks` lists them.

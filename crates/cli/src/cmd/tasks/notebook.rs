@@ -1,4 +1,4 @@
-//! `cantle notebook`: JupyterLab in a slice, at an address of this machine.
+//! `cantle notebook`: JupyterLab or code-server in a slice, at an address of this machine or of the server.
 //!
 //! JupyterLab listens at a Unix socket that only the task's user opens. So no port of the node has to be free, and no other user of
 //! the node reaches it. A port of this machine leads to the socket, through the server with its login (`tunnel.rs`). The token is
@@ -8,11 +8,17 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use cantle_clearml::TaskRequest;
+use cantle_clearml::cantle::TaskView;
 use cantle_clearml::exec::{ExecDoor, ExecEnd, ExecFrame, ExecStart, OpenExec};
+use cantle_clearml::notebook::{NOTEBOOK_SOCKET, NotebookProgram, notebook_path};
+use cantle_clearml::tasks::GetById;
+use cantle_model::TaskStatus;
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde::Deserialize;
 use tokio::io::AsyncRead;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::forward;
@@ -29,17 +35,21 @@ use crate::tunnel::Tunnel;
 
 /// Jupyter's own.
 const PORT: u16 = 8888;
-/// The place of its socket.
-const SOCKET: &str = r#"sock="${TMPDIR:-/tmp}/cantle-notebook-$CLEARML_TASK_ID.sock""#;
 /// Starts it; `$0` is the program, and the words after it are its arguments.
 const START: &str = r#"root=; [ "$(id -u)" != 0 ] || root=--allow-root
 JUPYTER_TOKEN=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
 export JUPYTER_TOKEN
-exec "$0" lab --no-browser $root --ServerApp.sock="$sock" "$@""#;
+exec "$0" lab --no-browser $root --ServerApp.sock="$sock" --ServerApp.base_url="/$CLEARML_TASK_ID/" "$@""#;
 /// Prints, as one line of JSON, what JupyterLab writes for its user alone once it listens; then holds the connection.
 const FIND: &str = r#"dir=$("$0" --runtime-dir) || exit 1
 until found=$(grep -ls "$sock" "$dir"/jpserver-*.json); do sleep 0.2; done
 tr -d '\n' <"$found"; echo
+exec sleep infinity"#;
+/// The same for code-server. It asks for no password: only the task's user opens the socket, and the server asks for the login.
+const START_CODE: &str = r#"command -v "$0" >/dev/null || { echo "cantle: $0 is not installed on $(uname -n)" >&2; exit 127; }
+exec "$0" --auth none --disable-telemetry --socket "$sock" --socket-mode 600 "$@""#;
+const FIND_CODE: &str = r#"until [ -S "$sock" ]; do sleep 0.2; done
+printf '{"sock": "%s"}\n' "$sock"
 exec sleep infinity"#;
 
 /// `cantle notebook`
@@ -56,9 +66,18 @@ pub(crate) struct NotebookArgs {
     /// The program on the node, such as that of an environment: /home/anna/venv/bin/jupyter
     #[arg(long, value_name = "PROGRAM", default_value = "jupyter")]
     jupyter: String,
+    /// Run VS Code (code-server) instead of JupyterLab. It opens at the server only
+    #[arg(long, conflicts_with_all = ["jupyter", "port", "attach"])]
+    vscode: bool,
+    /// The program of --vscode on the node
+    #[arg(long, value_name = "PROGRAM", default_value = "code-server", requires = "vscode")]
+    code_server: String,
     /// Keep the notebook when this command ends: cantle notebook --attach opens it again
     #[arg(long)]
     keep: bool,
+    /// Print the address at the server, and end. The notebook goes on
+    #[arg(long, conflicts_with_all = ["attach", "port"])]
+    detach: bool,
     /// Open the notebook of a task that runs already
     #[arg(
         long,
@@ -75,64 +94,56 @@ pub(crate) struct NotebookArgs {
 /// The record that JupyterLab writes about itself.
 #[derive(Debug, Deserialize)]
 struct JupyterServer {
+    #[serde(default)]
     token: String,
     sock: String,
+    #[serde(default = "root")]
+    base_url: String,
+}
+
+/// Of a notebook that an older version started.
+fn root() -> String {
+    "/".to_owned()
+}
+
+impl NotebookArgs {
+    /// The program that it runs, and the scripts that start and find it.
+    const fn program(&self) -> (NotebookProgram, &'static str, &'static str) {
+        if self.vscode {
+            (NotebookProgram::CodeServer, START_CODE, FIND_CODE)
+        } else {
+            (NotebookProgram::Jupyterlab, START, FIND)
+        }
+    }
+
+    /// The command line of a script.
+    fn words(&self, script: &str) -> Vec<String> {
+        let name = if self.vscode { &self.code_server } else { &self.jupyter };
+        ["sh", "-c", &format!("{NOTEBOOK_SOCKET}\n{script}"), name].map(str::to_owned).to_vec()
+    }
 }
 
 /// Serves the notebook until the task ends or this command is stopped.
-pub(crate) fn notebook(context: &Context, args: NotebookArgs) -> CommandResult {
+pub(crate) fn notebook(context: &Context, args: &NotebookArgs) -> CommandResult {
     run::refuse_inside_a_slice()?;
-    let needs_server = args.slice.needs_server() || args.keep || args.attach.is_some();
+    let needs_server =
+        args.slice.needs_server() || args.keep || args.detach || args.vscode || args.attach.is_some();
     let server = match Connection::open_if_any(context)? {
         Some(server) => server,
         None if needs_server => Connection::open(context)?,
         None => return here(context, args),
     };
+    if args.detach {
+        context.printer.data(&address(&server, &submit(&server, args)?));
+        return Ok(ExitCode::SUCCESS);
+    }
     // Before there is a task: the port may be in use.
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), args.port);
-    let listener = server.run(forward::listen(at))?;
-    let script = |script: &str| format!("{SOCKET}\n{script}");
-    let find = ["sh", "-c", &script(FIND), args.jupyter.as_str()].map(str::to_owned).to_vec();
-    let start = ExecStart { argv: find, ..ExecStart::default() };
-    let (id, stream) = match &args.attach {
-        Some(word) => {
-            let task = server.find_task(word)?;
-            let request = OpenExec { task: task.clone(), start, ..OpenExec::default() };
-            (task, server.exec_stream(&request)?)
-        }
-        None => {
-            let words = ["sh", "-c", &script(START), args.jupyter.as_str()].map(str::to_owned);
-            let command = words.into_iter().chain(args.arguments).collect();
-            let task = shell::submit(&server, &args.slice, &args.name, command)?;
-            let request = OpenExec { task: task.clone(), start, waits: true, ends_task: !args.keep };
-            let stream = server.exec_stream(&request)?;
-            shell::wait_until_running(&server, &context.printer, &task)?;
-            (task, stream)
-        }
-    };
-    let tunnel = Arc::new(Tunnel::Server { client: server.client(), task: id.clone() });
-    let result = server.run(async {
-        let mut control = Control::new(stream);
-        let JupyterServer { token, sock } = tokio::select! {
-            found = control.line(&id) => found?,
-            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
-        };
-        let at = listener.local_addr().map_err(|why| CliError::of(ErrorKind::Failed, why))?;
-        context.printer.data(&format!("http://{at}/lab?token={token}"));
-        let (failed, mut failures) = mpsc::channel(1);
-        tokio::spawn(forward::serve(tunnel, listener, ExecDoor::Socket(sock), failed));
-        let mut ending = std::pin::pin!(control.end());
-        loop {
-            tokio::select! {
-                why = &mut ending => return Err(ended(&id, why)),
-                Some(why) = failures.recv() => match why {
-                    why if forward::has_ended(&why) => return Err(why),
-                    why => context.printer.say(&why.to_string()),
-                },
-                _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
-            }
-        }
-    });
+    let listener = if args.vscode { None } else { Some(server.run(forward::listen(at))?) };
+    let (id, stream) = enter(context, &server, args)?;
+    let option = if args.vscode { "--code-server" } else { "--jupyter" };
+    let mut opened = Opened { context, id: &id, address: address(&server, &id), listener, option };
+    let result = server.run(opened.serve(&server, stream));
     if args.keep {
         context
             .printer
@@ -141,12 +152,99 @@ pub(crate) fn notebook(context: &Context, args: NotebookArgs) -> CommandResult {
     result
 }
 
+/// Where the server opens the notebook of a task, if it runs one.
+pub(super) fn address_of(server: &Connection, task: &TaskView) -> Result<Option<String>, CliError> {
+    if task.state != TaskStatus::InProgress {
+        return Ok(None);
+    }
+    let found = server.about(&task.id, &GetById { task: task.id.clone() })?.task;
+    // A value that cannot be read is no notebook.
+    let program = TaskRequest::notebook_of(&found.hyperparams).ok().flatten();
+    Ok(program.map(|_| address(server, &task.id)))
+}
+
+fn address(server: &Connection, task: &str) -> String {
+    format!("{}/{}", server.url(), notebook_path(task))
+}
+
+/// The task of a new notebook.
+fn submit(server: &Connection, args: &NotebookArgs) -> Result<String, CliError> {
+    let (program, start, _) = args.program();
+    let command = args.words(start).into_iter().chain(args.arguments.iter().cloned()).collect();
+    shell::submit(server, &args.slice, &args.name, command, Some(program))
+}
+
+/// The task of the notebook, and the command in it that finds the notebook.
+fn enter(
+    context: &Context,
+    server: &Connection,
+    args: &NotebookArgs,
+) -> Result<(String, reqwest::Upgraded), CliError> {
+    let (_, _, find) = args.program();
+    let start = ExecStart { argv: args.words(find), ..ExecStart::default() };
+    if let Some(word) = &args.attach {
+        let task = server.find_task(word)?;
+        let request = OpenExec { task: task.clone(), start, ..OpenExec::default() };
+        return Ok((task, server.exec_stream(&request)?));
+    }
+    let task = submit(server, args)?;
+    let request = OpenExec { task: task.clone(), start, waits: true, ends_task: !args.keep };
+    let stream = server.exec_stream(&request)?;
+    shell::wait_until_running(server, &context.printer, &task)?;
+    Ok((task, stream))
+}
+
+/// A notebook with its addresses.
+struct Opened<'a> {
+    context: &'a Context,
+    id: &'a str,
+    /// At the server.
+    address: String,
+    /// On this machine; none: it has no password of its own, and every user of this machine could connect.
+    listener: Option<TcpListener>,
+    /// The option that names its program.
+    option: &'static str,
+}
+
+impl Opened<'_> {
+    async fn serve(&mut self, server: &Connection, stream: reqwest::Upgraded) -> CommandResult {
+        let printer = &self.context.printer;
+        let mut control = Control::new(stream);
+        let JupyterServer { token, sock, base_url } = tokio::select! {
+            found = control.line(self.id, self.option) => found?,
+            _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+        };
+        let (failed, mut failures) = mpsc::channel(1);
+        match self.listener.take() {
+            Some(listener) => {
+                let at = listener.local_addr().map_err(|why| CliError::of(ErrorKind::Failed, why))?;
+                printer.data(&format!("http://{at}{base_url}lab?token={token}"));
+                printer.say(&format!("with your login at the server: {}", self.address));
+                let tunnel = Arc::new(Tunnel::Server { client: server.client(), task: self.id.to_owned() });
+                tokio::spawn(forward::serve(tunnel, listener, ExecDoor::Socket(sock), failed.clone()));
+            }
+            None => printer.data(&self.address),
+        }
+        let mut ending = std::pin::pin!(control.end());
+        loop {
+            tokio::select! {
+                why = &mut ending => return Err(ended(self.id, why)),
+                Some(why) = failures.recv() => match why {
+                    why if forward::has_ended(&why) => return Err(why),
+                    why => printer.say(&why.to_string()),
+                },
+                _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
+            }
+        }
+    }
+}
+
 /// Without a server: in a slice of this machine, where JupyterLab prints its own address.
-fn here(context: &Context, args: NotebookArgs) -> CommandResult {
+fn here(context: &Context, args: &NotebookArgs) -> CommandResult {
     let root = is_root().then_some("--allow-root");
     let port = format!("--ServerApp.port={}", args.port);
     let words = [args.jupyter.as_str(), "lab", "--no-browser", port.as_str()].into_iter().chain(root);
-    let command = words.map(str::to_owned).chain(args.arguments).collect();
+    let command = words.map(str::to_owned).chain(args.arguments.iter().cloned()).collect();
     run::in_slice(context, &args.slice.amount, args.slice.memory_limit, args.slice.time, command)
 }
 
@@ -167,23 +265,22 @@ impl<R: AsyncRead + Unpin> Control<R> {
     }
 
     /// The record that JupyterLab wrote about itself.
-    async fn line(&mut self, task: &str) -> Result<JupyterServer, CliError> {
+    async fn line(&mut self, task: &str, option: &str) -> Result<JupyterServer, CliError> {
         loop {
             if let Some(end) = self.read().await {
-                let text = end.error.unwrap_or_else(|| "JupyterLab does not run".to_owned());
+                let text = end.error.unwrap_or_else(|| "it does not run".to_owned());
                 return Err(CliError::new(
                     ErrorKind::Failed,
                     format!("there is no notebook in task {task}: {text}"),
                 )
                 .with_hint(format!(
-                    "cantle logs {task} has what it printed; --jupyter names the program on the node"
+                    "cantle logs {task} has what it printed; {option} names the program on the node"
                 )));
             }
             if self.printed.contains(&b'\n') {
                 let found = serde_json::from_slice(&self.printed);
-                return found.map_err(|why| {
-                    CliError::wrap(ErrorKind::Failed, "JupyterLab wrote something else", why)
-                });
+                return found
+                    .map_err(|why| CliError::wrap(ErrorKind::Failed, "the task wrote something else", why));
             }
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cantle_clearml::TaskRequest;
 use cantle_clearml::exec::{ExecStart, OpenExec};
+use cantle_clearml::notebook::NotebookProgram;
 use cantle_clearml::tasks::Container;
 use cantle_model::{IdleTime, Isolation, TaskStatus, TimeLimit};
 use clap::Args;
@@ -107,7 +108,7 @@ pub(crate) fn shell(context: &Context, args: ShellArgs) -> CommandResult {
             );
         }
     };
-    let id = submit(&server, &args.slice, &args.name, HOLDER.map(str::to_owned).to_vec())?;
+    let id = submit(&server, &args.slice, &args.name, HOLDER.map(str::to_owned).to_vec(), None)?;
     let start = ExecStart { argv: args.command, window: exec_here::window(), to: None };
     let request = OpenExec { task: id.clone(), start, waits: true, ends_task: !args.keep };
     let stream = server.exec_stream(&request)?;
@@ -141,6 +142,7 @@ pub(crate) fn submit(
     args: &SliceArgs,
     name: &str,
     command: Vec<String>,
+    notebook: Option<NotebookProgram>,
 ) -> Result<String, CliError> {
     let queue = submit::queue_id(server, args.queue.as_deref().unwrap_or("default"))?;
     let cwd = std::env::current_dir().map_err(|why| CliError::of(ErrorKind::Failed, why))?;
@@ -152,6 +154,7 @@ pub(crate) fn submit(
         time: args.time,
         idle: args.idle,
         secrets: args.secret.clone(),
+        notebook,
         command,
         ..TaskRequest::default()
     };

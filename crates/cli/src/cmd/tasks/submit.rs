@@ -131,6 +131,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         notify: args.notify,
         secrets: args.secret,
         command: args.command,
+        notebook: None,
     };
     let container = Container {
         arguments: shell_words(&args.image.options()),

@@ -18,6 +18,7 @@ use crate::exec::serve_exec;
 
 /// As `cantle notebook` starts it.
 const SOCKET: &[u8] = b"--ServerApp.sock=";
+const BASE: &[u8] = b"--ServerApp.base_url=";
 const TOKEN: &[u8] = b"JUPYTER_TOKEN=";
 /// For an answer of the notebook.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -33,6 +34,8 @@ pub(super) struct Notebook(Option<String>);
 struct Address {
     socket: String,
     token: String,
+    /// The path above all of its own.
+    base: String,
 }
 
 /// A kernel or a terminal, as Jupyter describes it.
@@ -57,9 +60,9 @@ impl Notebook {
         };
         let leader = task.leader();
         let asked = runtime.block_on(async {
-            let kernels = ask(leader, &address, "/api/kernels").await?;
+            let kernels = ask(leader, &address, "api/kernels").await?;
             // Terminals may be switched off.
-            let terminals = ask(leader, &address, "/api/terminals").await.unwrap_or_default();
+            let terminals = ask(leader, &address, "api/terminals").await.unwrap_or_default();
             Ok(kernels.into_iter().chain(terminals).collect::<Vec<Part>>())
         });
         let parts =
@@ -82,7 +85,8 @@ impl Address {
             let is_plain = |byte: &u8| byte.is_ascii_graphic();
             String::from_utf8(found.to_vec()).ok().filter(|text| text.as_bytes().iter().all(is_plain))
         };
-        Some(Self { socket: value("cmdline", SOCKET)?, token: value("environ", TOKEN)? })
+        let base = value("cmdline", BASE).unwrap_or_else(|| "/".to_owned());
+        Some(Self { socket: value("cmdline", SOCKET)?, token: value("environ", TOKEN)?, base })
     }
 }
 
@@ -95,8 +99,8 @@ fn described(parts: &[Part]) -> String {
 /// One call, by a process in the task that connects to the notebook.
 async fn ask(leader: Holder, address: &Address, path: &str) -> Result<Vec<Part>, String> {
     let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: token {}\r\nConnection: close\r\n\r\n",
-        address.token
+        "GET {}{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: token {}\r\nConnection: close\r\n\r\n",
+        address.base, address.token
     );
     let start = ExecStart { to: Some(ExecDoor::Socket(address.socket.clone())), ..ExecStart::default() };
     let (ours, theirs) = tokio::io::duplex(BUFFER_BYTES);

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Stream;
+use super::{NODE_WITHIN, OF_CLEARML, Stream};
 use crate::api::Api;
 use crate::app::Call;
 use crate::error::ApiError;
@@ -22,8 +22,6 @@ const UPGRADE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often the user hears that this server lives.
 const PING: Duration = Duration::from_secs(10);
-/// For the agent to connect. It asks all the time; one that is older than this server never does.
-const NODE_WITHIN: Duration = Duration::from_secs(20);
 /// How often it is asked whether the user may still do this.
 const RIGHT_EVERY: Duration = Duration::from_secs(5);
 /// For the last words.
@@ -103,10 +101,7 @@ impl Job {
             match (row.index.status, row.node) {
                 (TaskStatus::InProgress, Some(node)) => return Ok(node),
                 (TaskStatus::InProgress, None) => {
-                    return Err(told(
-                        7,
-                        "the task runs with an agent of ClearML, which cannot run a command in it",
-                    ));
+                    return Err(told(7, OF_CLEARML));
                 }
                 (TaskStatus::Queued | TaskStatus::Created, _) if self.waits => {}
                 (status, _) => {

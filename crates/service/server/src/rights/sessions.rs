@@ -39,6 +39,13 @@ pub(crate) struct OfSession<'a> {
     pub(crate) age_us: i64,
 }
 
+impl People {
+    /// When a login ends, if it is known here.
+    pub(crate) fn session_end_us(&self, id: &str) -> Option<i64> {
+        self.register().sessions.get(id).map(|row| row.expires_us)
+    }
+}
+
 impl Register {
     /// Whether a login was not ended.
     pub(super) fn lasts(&self, user: &str, session: &OfSession<'_>) -> bool {

@@ -130,6 +130,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("cantle.get_users", &[ADMIN]),
     free("cantle.give_back", &[SERVE, Task(Act::Change, "task")]),
     audited("cantle.open_exec", &[Person, Task(Act::Enter, "task")]),
+    audited("cantle.open_notebook", &[Person, Task(Act::Enter, "task")]),
     audited("cantle.remove_user", &[ADMIN]),
     // A lease is known to its agent alone; a renewal must not fail for a task that was deleted.
     free("cantle.renew_leases", &[SERVE, Node("node")]),

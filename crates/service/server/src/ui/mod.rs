@@ -8,6 +8,7 @@ mod feed;
 mod forward;
 mod gpu_time;
 mod history;
+mod notebook;
 mod objects;
 mod own;
 mod session;
@@ -115,6 +116,7 @@ pub(crate) fn router(ui: Ui) -> Router {
         .route("/ui/-/stream", get(stream::events))
         .route("/ui/-/history/{kind}/{id}", get(stream::history))
         .route("/ui/-/files/{*path}", get(objects::object))
+        .route("/ui/-/notebook/{task}", get(notebook::open))
         .route("/ui/-/call/{endpoint}", post(forward::call))
         .with_state(ui)
 }

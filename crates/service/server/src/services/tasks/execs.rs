@@ -1,8 +1,9 @@
-//! `cantle.open_exec` and `cantle.wait_for_execs`: commands in tasks.
+//! `cantle.open_exec` and `cantle.wait_for_execs`: commands in tasks. `cantle.open_notebook`: a way of a browser into one.
 
 use std::time::Duration;
 
 use cantle_clearml::exec::{AskedExecs, OpenExec, OpenedExec, WaitForExecs};
+use cantle_clearml::notebook::{OpenNotebook, OpenedNotebook};
 use cantle_clearml::subcode;
 use cantle_model::TaskStatus;
 use tokio::time::timeout;
@@ -11,6 +12,7 @@ use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
 use crate::execs::Exec;
+use crate::notebooks;
 use crate::rights::act;
 use crate::routes::Routes;
 use crate::services::fleet::queues::LONGEST_WAIT;
@@ -20,6 +22,7 @@ const COMMAND_BYTES: usize = 128 << 10;
 
 pub(crate) fn add(routes: &mut Routes) {
     routes.typed(open_exec);
+    routes.typed(open_notebook);
     routes.typed(wait_for_execs);
 }
 
@@ -43,6 +46,12 @@ async fn open_exec(call: Call, request: OpenExec) -> Result<OpenedExec, ApiError
     let OpenExec { task, start, waits, ends_task } = request;
     call.app.execs.add(exec.clone(), Exec::new(call.clone(), task, start, waits, ends_task))?;
     Ok(OpenedExec { exec })
+}
+
+async fn open_notebook(call: Call, OpenNotebook { task }: OpenNotebook) -> Result<OpenedNotebook, ApiError> {
+    notebooks::may_open(&call, &task).await?;
+    notebooks::program_of(&call, &task).await?;
+    Ok(OpenedNotebook { ticket: call.app.notebooks.tickets.add(&call, &task)? })
 }
 
 async fn wait_for_execs(call: Call, request: WaitForExecs) -> Result<AskedExecs, ApiError> {
