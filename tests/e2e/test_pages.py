@@ -128,6 +128,7 @@ def test_a_days_work(box):
     more, less = page.next("cantle extend").splitlines()
     assert "may run 3h from its start" in box.run(more)
     assert "may run 2h30m from its start" in box.run(less)
+    assert "BASIS" in box.run(page.next("cantle tasks --start"))
     submit, more, queue = page.next("cantle submit --queue small --idle").splitlines()
     box.run(submit)
     assert "may be idle for 3h" in box.run(more)

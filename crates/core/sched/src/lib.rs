@@ -21,6 +21,7 @@ pub use audit::{Violation, audit};
 pub use cantle_model::{Amounts, Cause, Quota, RESOURCES, Resource};
 pub use explain::connection::connection;
 pub use explain::reason::{FreePart, HeldBy, HeldQuota, Obstacle, Reason, Use, UsedPool, UsedShare};
+pub use explain::starts::{HeldUntil, StartEstimate, StartGpu, StartNode, StartsLater, estimate_starts};
 pub use explain::why::{Explanation, NodeLack, why};
 pub use fair::accounts::GpuShare;
 pub use fair::tally::shares;

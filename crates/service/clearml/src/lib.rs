@@ -37,6 +37,7 @@ pub mod quotas;
 pub mod runs;
 pub mod secrets;
 pub mod sessions;
+pub mod starts;
 pub mod tasks;
 pub mod times;
 #[cfg(feature = "client")]

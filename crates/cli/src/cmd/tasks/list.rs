@@ -14,6 +14,7 @@ use super::delete::DeleteArgs;
 use super::notebook;
 use super::runs;
 use super::runs::RunsArgs;
+use super::starts;
 use crate::cmd::fleet::topology;
 use crate::cmd::kubernetes::cluster;
 use crate::cmd::kubernetes::cluster::ClusterArg;
@@ -48,6 +49,9 @@ pub(crate) struct TasksArgs {
     /// Only the tasks of this array. Without it the list has one row for those of an array that do not run
     #[arg(long, value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     array: Option<String>,
+    /// List waiting tasks only, with an estimate of their start: from the time limits of the tasks before them, or from former runs
+    #[arg(long, conflicts_with = "status")]
+    start: bool,
     /// Only these tasks: names, ids, or beginnings of ids
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     tasks: Vec<String>,
@@ -93,7 +97,7 @@ const TASK_COLUMNS: [Column<TaskView>; 13] = [
 ];
 
 /// An array with its indices: `train[0-99%8]`.
-fn name_of(task: &TaskView) -> String {
+pub(super) fn name_of(task: &TaskView) -> String {
     let name = clip(&task.name, 32);
     task.array.as_ref().map_or_else(|| name.clone(), |array| format!("{name}[{}]", array.indices))
 }
@@ -115,6 +119,9 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         Some(TasksCommand::Runs(args)) => return runs::runs(context, args),
         None => {}
     }
+    if args.start {
+        return starts::starts(context, &args);
+    }
     let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
     let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
     let server = Connection::open(context)?;
@@ -133,7 +140,11 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
 }
 
 /// The tasks that the options name.
-fn listed(server: &Connection, args: &TasksArgs, status: Vec<TaskStatus>) -> Result<Vec<TaskView>, CliError> {
+pub(super) fn listed(
+    server: &Connection,
+    args: &TasksArgs,
+    status: Vec<TaskStatus>,
+) -> Result<Vec<TaskView>, CliError> {
     let named = server.find_tasks(&args.tasks)?;
     let request = GetTasks {
         id: named.clone(),

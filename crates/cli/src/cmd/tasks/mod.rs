@@ -10,5 +10,6 @@ pub(crate) mod notebook;
 pub(crate) mod one;
 pub(crate) mod runs;
 pub(crate) mod shell;
+mod starts;
 pub(crate) mod submit;
 pub(crate) mod wait;

@@ -124,6 +124,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("cantle.get_runs", &[Task(Act::See, "task")]),
     free("cantle.get_secrets", &[Person, Own]),
     free("cantle.get_sessions", &[Person, Own]),
+    free("cantle.get_starts", &[Filtered]),
     free("cantle.get_task_token", &[SERVE, Task(Act::Change, "task")]),
     free("cantle.get_tasks", &[Filtered]),
     free("cantle.get_usage", &[Filtered]),

@@ -43,6 +43,7 @@ pub(crate) fn routes() -> Routes {
     people::sessions::add(&mut routes);
     tasks::records::add(&mut routes);
     tasks::list::add(&mut routes);
+    tasks::starts::add(&mut routes);
     tasks::flow::add(&mut routes);
     runs::usage::add(&mut routes);
     people::users::add(&mut routes);

@@ -112,6 +112,24 @@ impl Store {
         with_changes(&rows.fetch_all(&self.readers).await?, &changes.fetch_all(&self.readers).await?)
     }
 
+    /// How long the newest completed runs of a queue since a time took, in milliseconds, the shortest first.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn run_times_ms(
+        &self,
+        queue: &str,
+        since_us: i64,
+        newest: i64,
+    ) -> Result<Vec<i64>, StoreError> {
+        let sql = "SELECT ended_us - started_us FROM runs WHERE queue = $1 AND outcome = 'completed' \
+                   AND started_us IS NOT NULL AND ended_us > $2 ORDER BY ended_us DESC LIMIT $3";
+        let mut times: Vec<i64> =
+            query_scalar(sql).bind(queue).bind(since_us).bind(newest).fetch_all(&self.readers).await?;
+        times.sort_unstable();
+        Ok(times.into_iter().map(|us| us / 1000).collect())
+    }
+
     /// The runs of all tasks, deleted ones too, of which a part lies in this time, in the order in which they began.
     ///
     /// # Errors

@@ -97,6 +97,16 @@ impl Board {
         found.map(|queue| queue.id.clone())
     }
 
+    /// Its user or its project holds what they may.
+    pub(crate) fn waits_for_a_quota(&self, task: &TaskRow) -> bool {
+        self.held_back.contains_key(&task.index.id)
+            || self.quotas.kept_back(task.index.project.as_ref()).is_some()
+    }
+
+    pub(crate) fn has_quotas(&self) -> bool {
+        self.quotas.own().next().is_some()
+    }
+
     fn position(&self, task: &TaskRow) -> Option<usize> {
         self.positions.get(&task.index.id).copied()
     }

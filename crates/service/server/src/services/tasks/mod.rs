@@ -11,5 +11,6 @@ pub(crate) mod order;
 pub(crate) mod params;
 pub(crate) mod records;
 pub(crate) mod sizes;
+pub(crate) mod starts;
 pub(crate) mod values;
 pub(crate) mod wishes;
