@@ -240,6 +240,16 @@ impl UsageRegion {
         self.slots_touched.load(Ordering::Acquire).min(MAX_SLOTS as u32)
     }
 
+    /// As if none of its slots had ever been used, but for their number.
+    #[cfg(feature = "std")]
+    pub(crate) fn clear_slots(&mut self) {
+        let used = self.touched() as usize;
+        if let Some(slots) = self.slots.get_mut(..used) {
+            // SAFETY: the slots that are borrowed. Zero bytes are a valid slot, as they are a valid region.
+            unsafe { core::ptr::write_bytes(slots.as_mut_ptr(), 0, slots.len()) };
+        }
+    }
+
     pub(crate) fn record_refusal(&self, refusal: &Refusal) {
         let number = self.refusal_count.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         let Some(record) = self.refusals.get(number as usize % MAX_REFUSALS) else { return };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::string::String;
 use std::vec::Vec;
 
+use core::cell::Cell;
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 
@@ -123,10 +124,14 @@ impl Observer {
     /// # Errors
     /// [`HostError::Open`] if the tenant has damaged `usage`.
     pub fn snapshot(&self) -> Result<SliceUse, HostError> {
-        let (limits, usage) = (self.limits()?, self.copy(ReadExtent::Slots)?);
+        let limits = self.limits()?;
+        self.read(ReadExtent::Slots, |usage| self.slice_use(&limits, usage))
+    }
+
+    fn slice_use(&self, limits: &LimitsRegion, usage: &UsageRegion) -> SliceUse {
         let count = limits.gpus().len();
         let processes: Vec<ProcessUse> =
-            (0..usage.touched()).filter_map(|number| self.process(&usage, number, count)).collect();
+            (0..usage.touched()).filter_map(|number| self.process(usage, number, count)).collect();
         let gpus = limits.gpus().iter().enumerate().map(|(index, gpu)| {
             let sum =
                 usage.totals.get(index).map_or(0, |total| protocol::used(total.word.load(Ordering::Relaxed)));
@@ -142,7 +147,7 @@ impl Observer {
                 }),
             }
         });
-        Ok(SliceUse { lease: lease(&limits), gpus: gpus.collect(), processes })
+        SliceUse { lease: lease(limits), gpus: gpus.collect(), processes }
     }
 
     fn process(&self, usage: &UsageRegion, number: u32, gpus: usize) -> Option<ProcessUse> {
@@ -168,19 +173,27 @@ impl Observer {
             || proc_stat::life(pid, slot.start_ticks.load(Ordering::Relaxed)) == Life::Exiting
     }
 
-    /// A copy of `usage`; the slots are left out unless they are wanted.
-    fn copy(&self, wanted: ReadExtent) -> Result<Box<UsageRegion>, HostError> {
+    /// Reads from a copy of `usage`; the slots are left out unless they are wanted.
+    fn read<T>(&self, wanted: ReadExtent, read: impl FnOnce(&UsageRegion) -> T) -> Result<T, HostError> {
         // SAFETY: `UsageRegion: Region`, so zero bytes are a valid value.
-        let mut copy = unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
-        self.fill(&self.usage, &mut *copy, 0, offset_of!(UsageRegion, slots))?;
+        let zeros = || unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
+        let mut copy = SPARE.take().unwrap_or_else(zeros);
+        let result = self.copy(wanted, &mut copy).map(|()| read(&copy));
+        copy.clear_slots();
+        SPARE.set(Some(copy));
+        result
+    }
+
+    fn copy(&self, wanted: ReadExtent, copy: &mut UsageRegion) -> Result<(), HostError> {
+        self.fill(&self.usage, copy, 0, offset_of!(UsageRegion, slots))?;
         if !copy.is_ours() {
             return Err(self.damaged(OpenError::Unknown));
         }
-        if wanted == ReadExtent::Slots {
-            let length = copy.touched() as usize * size_of::<Slot>();
-            self.fill(&self.usage, &mut *copy, offset_of!(UsageRegion, slots), length)?;
+        let length = copy.touched() as usize * size_of::<Slot>();
+        match wanted {
+            ReadExtent::Head => Ok(()),
+            ReadExtent::Slots => self.fill(&self.usage, copy, offset_of!(UsageRegion, slots), length),
         }
-        Ok(copy)
     }
 
     /// A copy of `limits`.
@@ -209,11 +222,14 @@ impl Observer {
     /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing, which
     /// shows as a gap in the numbers. None from a region that the tenant has damaged.
     pub fn new_refusals(&mut self) -> Vec<Refusal> {
-        let Ok(usage) = self.copy(ReadExtent::Head) else { return Vec::new() };
-        let count = usage.refusal_count.load(Ordering::Relaxed);
-        let first = self.refusals_read.max(count.saturating_sub(MAX_REFUSALS as u64));
+        let new = self.read(ReadExtent::Head, |usage| {
+            let count = usage.refusal_count.load(Ordering::Relaxed);
+            let first = self.refusals_read.max(count.saturating_sub(MAX_REFUSALS as u64));
+            (count, (first..count).filter_map(|number| usage.refusal(number + 1)).collect())
+        });
+        let Ok((count, refusals)) = new else { return Vec::new() };
         self.refusals_read = count;
-        (first..count).filter_map(|number| usage.refusal(number + 1)).collect()
+        refusals
     }
 
     /// Changes the limit on one GPU, for running processes too. A limit below what is in use only stops further allocations.
@@ -293,6 +309,11 @@ impl Observer {
             .write_at(bytes, at)
             .map_err(|errno| HostError::Open(self.dir.join(LIMITS_FILE), OpenError::Io(errno)))
     }
+}
+
+std::thread_local! {
+    /// The memory of this thread's last copy of a `usage`, with slots of zeros. A region has hundreds of KiB, of which a copy fills a few.
+    static SPARE: Cell<Option<Box<UsageRegion>>> = const { Cell::new(None) };
 }
 
 fn lease(limits: &LimitsRegion) -> String {
