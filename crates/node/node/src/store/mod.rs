@@ -18,6 +18,7 @@
 //! store after a restart empties it, and nothing in it needs to be synced: it only has to survive the death of processes.
 
 mod claim;
+mod known;
 mod neighbors;
 mod private;
 mod sweep;
@@ -39,6 +40,7 @@ pub use claim::{GpuClaim, agents};
 pub use private::hide_from_tasks;
 
 use crate::NodeError;
+use known::KnownLeases;
 use unreadable::LeaseFile;
 
 const TASK_LINK: &str = "task";
@@ -56,6 +58,7 @@ const CLOSED: u32 = 0o700;
 #[derive(Clone, Debug)]
 pub struct NodeStore {
     dir: PathBuf,
+    known: KnownLeases,
 }
 
 impl NodeStore {
@@ -96,7 +99,7 @@ impl NodeStore {
     /// # Errors
     /// If the directory cannot be created, or belongs to another user.
     pub fn open(dir: &Path) -> Result<Self, NodeError> {
-        let node = Self { dir: dir.to_owned() };
+        let node = Self { dir: dir.to_owned(), known: KnownLeases::default() };
         // Checks the existing directories before any change, and then the created ones.
         node.is_ours()?;
         make_dir(&node.dir, OPEN)?;

@@ -73,6 +73,36 @@ fn a_supervisor_that_lives_keeps_a_lease_whose_first_process_is_not_known_yet() 
     assert!(task_dir.exists(), "the link goes, not what it leads to");
 }
 
+#[test]
+fn every_change_of_a_lease_shows_at_once() {
+    let (_root, node) = store();
+    let path = node.dir().join("leases/a.json");
+    let put = |name: &str| {
+        let changed = Lease { id: LeaseId::from("a"), name: name.to_owned(), ..lease("GPU-0") };
+        fs::write(&path, serde_json::to_vec(&changed).unwrap()).unwrap();
+    };
+    let names = || node.leases().unwrap().into_iter().map(|lease| lease.name).collect::<Vec<_>>();
+    let settle = || std::thread::sleep(std::time::Duration::from_millis(150));
+    // In place, of one length, and within one step of the clock of the file system.
+    for round in 0..200 {
+        put(&format!("{round:03}"));
+        assert_eq!(names(), [format!("{round:03}")]);
+    }
+    settle();
+    assert_eq!((names(), names()), (vec!["199".to_owned()], vec!["199".to_owned()]));
+    put("200");
+    assert_eq!(names(), ["200"]);
+    settle();
+    assert_eq!(names(), ["200"]);
+    fs::write(&path, "{").unwrap();
+    assert_eq!(names(), ["unreadable lease"]);
+    put("201");
+    settle();
+    assert_eq!(names(), ["201"]);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(names(), [""; 0]);
+}
+
 /// The file is truncated, as after a loss of power on some file systems; the accounting region is intact.
 #[test]
 fn a_lease_that_cannot_be_read_concerns_its_own_slice_only() {

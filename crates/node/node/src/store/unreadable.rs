@@ -12,6 +12,7 @@ use cantle_model::{GpuUuid, Holder, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::files::{self, FileError};
 
 use super::NodeStore;
+use super::known::Stamp;
 use crate::NodeError;
 use crate::uuid::gpu_name;
 
@@ -42,12 +43,22 @@ impl LeaseFile {
 /// If the directory cannot be read, or this process can open no file now.
 pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<LeaseFile>, NodeError> {
     let paths = files::json_files(leases)?;
+    node.known.keep(&paths);
     paths.iter().filter_map(|path| read_one(node, path).transpose()).collect()
 }
 
 fn read_one(node: &NodeStore, path: &Path) -> Result<Option<LeaseFile>, NodeError> {
+    let stamp = Stamp::of(path);
+    if let Some(lease) = stamp.and_then(|stamp| node.known.unchanged(path, stamp)) {
+        return Ok(Some(LeaseFile::Lease(lease)));
+    }
     match files::read_json(path) {
-        Ok(lease) => Ok(lease.map(LeaseFile::Lease)),
+        Ok(lease) => {
+            if let (Some(stamp), Some(lease)) = (stamp, &lease) {
+                node.known.note(path, stamp, lease);
+            }
+            Ok(lease.map(LeaseFile::Lease))
+        }
         // Nothing is wrong with the file. Set aside, it would free the slice of a running task.
         Err(error) if error.is_out_of_room() => Err(error.into()),
         Err(error) => Ok(Some(LeaseFile::Unreadable(stand_in(node, path, &error)))),
