@@ -18,8 +18,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cantle_ledger::USAGE_FILE;
-use cantle_model::{Enforcement, Lease, LeaseId};
-use cantle_runtime::{Cgroup, parent_of};
+use cantle_model::{Enforcement, Holder, Lease, LeaseId};
+use cantle_runtime::{Cgroup, alive, parent_of};
 
 use crate::store::NodeStore;
 
@@ -38,9 +38,9 @@ pub(crate) struct Members {
     in_groups: BTreeMap<u32, LeaseId>,
     containers: BTreeSet<LeaseId>,
     regions: BTreeMap<FileId, LeaseId>,
-    roots: BTreeMap<u32, LeaseId>,
+    roots: Roots,
     /// Those of them that belong to one lease of this store: their descendants were started by its task.
-    creators: BTreeMap<u32, LeaseId>,
+    creators: Roots,
     /// Contradictory signs, by pid.
     contradictions: RefCell<BTreeMap<u32, Signs>>,
     /// The result from the ancestors of a process. Siblings have the same ancestors, and are queried in the same scan.
@@ -50,6 +50,38 @@ pub(crate) struct Members {
 
 /// Leases by process, as far as its ancestors are known.
 type Descent = BTreeMap<u32, Option<LeaseId>>;
+
+/// First processes of tasks and owners of leases, by pid.
+#[derive(Debug, Default)]
+struct Roots(BTreeMap<u32, Vec<(Holder, Option<LeaseId>)>>);
+
+impl Roots {
+    /// Those of the leases. For a process that several leases name, `several` says which of them counts.
+    fn of(leases: &[Lease], several: impl Fn(LeaseId) -> Option<LeaseId>) -> Self {
+        let mut roots = Self::default();
+        roots.add(leases, several);
+        roots
+    }
+
+    fn add(&mut self, leases: &[Lease], several: impl Fn(LeaseId) -> Option<LeaseId>) {
+        for lease in leases {
+            for holder in [Some(lease.owner), lease.leader].into_iter().flatten() {
+                let known = self.0.entry(holder.pid).or_default();
+                match known.iter_mut().find(|(known, _)| *known == holder) {
+                    Some((_, of)) if of.as_ref() == Some(&lease.id) => {}
+                    Some((_, of)) => *of = several(lease.id.clone()),
+                    None => known.push((holder, Some(lease.id.clone()))),
+                }
+            }
+        }
+    }
+
+    /// The lease of process `pid`, if that very process is one of them. Most are never asked about, so whether one lives is found out here.
+    fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
+        let known = self.0.get(&pid)?;
+        known.iter().find(|(holder, _)| alive(holder)).and_then(|(_, lease)| lease.as_ref())
+    }
+}
 
 impl Members {
     /// Of these leases. Orphans within a task stay its descendants: the owner of the lease is their subreaper.
@@ -64,8 +96,8 @@ impl Members {
             in_groups: leases.iter().flat_map(in_group).collect(),
             containers: leases.iter().filter(is_container).map(|lease| lease.id.clone()).collect(),
             regions: leases.iter().filter_map(region).collect(),
-            roots: holders(leases).collect(),
-            creators: creators(leases),
+            roots: Roots::of(leases, Some),
+            creators: Roots::of(leases, |_| None),
             ..Self::default()
         }
     }
@@ -73,7 +105,7 @@ impl Members {
     /// Also of leases of other users, whose regions only they can see. Their groups are not queried: a lease could name
     /// another one's.
     pub(crate) fn and(mut self, leases: &[Lease]) -> Self {
-        self.roots.extend(holders(leases));
+        self.roots.add(leases, Some);
         self
     }
 
@@ -114,11 +146,11 @@ impl Members {
 }
 
 /// By the nearest ancestor that is one of these roots.
-fn by_ancestor(pid: u32, roots: &BTreeMap<u32, LeaseId>, descent: &mut Descent) -> Option<LeaseId> {
+fn by_ancestor(pid: u32, roots: &Roots, descent: &mut Descent) -> Option<LeaseId> {
     let (mut asked, mut next) = (Vec::new(), Some(pid));
     let found = loop {
         let Some(pid) = next.filter(|&pid| pid > 1 && asked.len() < DEPTH_MAX) else { break None };
-        if let Some(lease) = roots.get(&pid) {
+        if let Some(lease) = roots.lease_of(pid) {
             break Some(lease.clone());
         }
         if let Some(known) = descent.get(&pid) {
@@ -167,25 +199,6 @@ impl Signs {
     }
 }
 
-/// First processes, and owners of one lease only: an agent owns those of all its tasks.
-fn creators(leases: &[Lease]) -> BTreeMap<u32, LeaseId> {
-    let mut creators: BTreeMap<u32, Option<LeaseId>> = BTreeMap::new();
-    for (pid, lease) in holders(leases) {
-        let known = creators.entry(pid).or_insert_with(|| Some(lease.clone()));
-        if known.as_ref() != Some(&lease) {
-            *known = None;
-        }
-    }
-    creators.into_iter().filter_map(|(pid, lease)| Some((pid, lease?))).collect()
-}
-
-fn holders(leases: &[Lease]) -> impl Iterator<Item = (u32, LeaseId)> {
-    leases.iter().flat_map(|lease| {
-        let holders = [Some(lease.owner), lease.leader].into_iter().flatten();
-        holders.filter(cantle_runtime::alive).map(|holder| (holder.pid, lease.id.clone()))
-    })
-}
-
 fn file_id(region: &Path) -> Option<FileId> {
     fs::metadata(region.join(USAGE_FILE)).ok().map(|meta| (meta.dev(), meta.ino()))
 }
@@ -201,7 +214,7 @@ pub(crate) fn own_view(pid: u32) -> Option<u32> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use cantle_model::{Holder, Slice, TaskId};
+    use cantle_model::{Slice, TaskId};
 
     use super::*;
 
