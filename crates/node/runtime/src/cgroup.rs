@@ -14,11 +14,13 @@
 //! Elsewhere no controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
 //! that adopts its orphans: see [`crate::processes::Scope`].
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -27,6 +29,8 @@ use serde::{Deserialize, Serialize};
 
 const PARENT: &str = "cantle";
 const ENGINE_PARENT: &str = "cantle-containers";
+/// The file systems of control groups of both versions, by the numbers that `statfs` gives them.
+const CONTROL_GROUPS: [i64; 2] = [0x0027_e0eb, 0x6367_7270];
 const NO_UNIFIED: &str = "no control groups of version 2 are mounted";
 const NO_RIGHT: &str =
     "this process may make no control group of version 2: run it as root, or let systemd delegate its group";
@@ -126,7 +130,10 @@ impl Cgroup {
     pub fn members(&self) -> Vec<u32> {
         let mut found = Vec::new();
         self.each_directory(&mut |dir| {
-            let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            let mut procs = String::new();
+            // Not as a file whose length is known, which would be asked for. A group that is gone has no processes.
+            let read = fs::File::open(dir.join("cgroup.procs"));
+            let _ = read.and_then(|file| file.take(u64::MAX).read_to_string(&mut procs));
             found.extend(procs.lines().filter_map(|line| line.parse::<u32>().ok()));
         });
         found
@@ -195,6 +202,9 @@ impl Cgroup {
         let mut next = vec![self.dir.clone()];
         while let Some(dir) = next.pop() {
             visit(&dir);
+            if has_no_groups(&dir) {
+                continue;
+            }
             let entries = fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok);
             let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             next.extend(dirs.map(|entry| entry.path()));
@@ -209,6 +219,18 @@ fn mounts_of(mountinfo: &str, kind: &str) -> Vec<PathBuf> {
         (right.split(' ').next() == Some(kind)).then(|| left.split(' ').nth(4).map(PathBuf::from)).flatten()
     };
     mountinfo.lines().filter_map(mount).collect()
+}
+
+/// Is the group known to have none below it? The kernel counts a link for each of those and two for the directory itself. A group has
+/// dozens of files to read the names of.
+fn has_no_groups(dir: &Path) -> bool {
+    /// The devices of file systems, and whether they are those of control groups.
+    static DEVICES: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
+    let Some(found) = fs::metadata(dir).ok().filter(|found| found.nlink() == 2) else { return false };
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    *devices
+        .entry(found.dev())
+        .or_insert_with(|| rustix::fs::statfs(dir).is_ok_and(|found| CONTROL_GROUPS.contains(&found.f_type)))
 }
 
 /// Is the group `path` the group `ancestor` or one below it?
@@ -366,6 +388,28 @@ mod tests {
             child.wait().unwrap();
             assert!(!group.dir.exists(), "{group:?}");
         }
+    }
+
+    #[test]
+    fn the_processes_of_groups_below_are_members() {
+        let Some(group) = Cgroup::make(&format!("test-below-{}", std::process::id())) else { return };
+        assert!(has_no_groups(&group.dir));
+        let below = Cgroup { dir: group.dir.join("a/b") };
+        fs::create_dir_all(&below.dir).unwrap();
+        assert!(!has_no_groups(&group.dir) && has_no_groups(&below.dir));
+        let mut child = sleeper(&below);
+        assert!(group.members().contains(&child.id()));
+        group.kill();
+        below.kill();
+        child.wait().unwrap();
+        group.remove();
+        assert!(!group.dir.exists());
+    }
+
+    #[test]
+    fn a_directory_of_another_file_system_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!has_no_groups(dir.path()), "what its links count is not known");
     }
 
     fn sleeper(group: &Cgroup) -> Child {
