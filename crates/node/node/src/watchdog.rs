@@ -36,10 +36,13 @@ use figures::Unaccounted;
 use leases::Remembered;
 pub use over::LOOK_INTERVAL;
 use over::Overs;
-use region::{Region, charge, overgrown};
+use region::{Region, Regions, charge, overgrown};
 
 /// Memory that a task may always hold beyond its slice.
 pub(crate) const ALWAYS_TOLERATED_BYTES: u64 = 512 << 20;
+
+/// At each scan of this number, all files of a slice are searched for one that has grown, also those that no lease names.
+const SEARCH_EVERY: u32 = 8;
 
 /// Descriptors that a scan needs at a time, and some to spare for the driver.
 const RESERVED_FILES: usize = 16;
@@ -79,6 +82,9 @@ pub struct Watchdog {
     unseen: BTreeSet<GpuUuid>,
     /// GPUs of which the driver has no figure of a process.
     unaccounted: Unaccounted,
+    /// The accounting of the watched tasks.
+    regions: Regions,
+    scans: u32,
     reserve: Vec<File>,
     /// Reports about GPUs, whether or not they have tasks.
     news: Vec<String>,
@@ -137,6 +143,7 @@ impl Watchdog {
         let leases = self.leases.read(node, &ours);
         self.news.extend(faults.iter().map(|(_, why)| why.clone()));
         if leases.is_empty() {
+            self.regions = Regions::default();
             return Vec::new();
         }
         let watched: Vec<&Lease> = leases
@@ -144,7 +151,7 @@ impl Watchdog {
             .filter(|lease| (ours(&lease.id) || is_orphan(lease)) && is_known(lease, gpus))
             .collect();
         // The counters of other programs' tasks are read by the programs that watch those tasks.
-        let regions: Vec<_> = watched.iter().map(|lease| Region::open(&node.slice_dir(&lease.id))).collect();
+        let regions: Vec<_> = watched.iter().map(|lease| self.regions.take(node, &lease.id)).collect();
         let neighbors = node.neighbors();
         let members = Members::of(node, &leases).and(&neighbors);
         let everybody = Everybody::ask(driver, node, gpus, &members);
@@ -176,11 +183,16 @@ impl Watchdog {
         findings.extend(limits_set_again(driver, node, gpus, &watched, &ours));
         self.learn_contexts(driver, node, gpus, &watched);
         let stands_for = self.overs.look(now);
-        for (lease, region) in watched.into_iter().zip(&regions) {
+        self.scans = self.scans.wrapping_add(1);
+        for (lease, region) in watched.iter().copied().zip(&regions) {
             let used = everybody.held.get(&lease.id);
             let wrong =
                 check(lease, region, used.unwrap_or(&nothing), gpus, &crowded, &self.unattributed_bytes);
-            let wrong = wrong.or_else(|| overgrown(&node.slice_dir(&lease.id)));
+            // An intact region has the lengths of its files; only a share of compute time has others.
+            let is_known = region.is_intact && lease.compute.is_none();
+            let is_searched = !is_known || self.scans.is_multiple_of(SEARCH_EVERY);
+            let wrong =
+                wrong.or_else(|| is_searched.then(|| overgrown(&node.slice_dir(&lease.id))).flatten());
             let finding = wrong.and_then(|wrong| self.overs.found(&lease.id, wrong, stands_for, now));
             match finding {
                 Some(finding) if ours(&lease.id) => findings.push((lease.id.clone(), finding)),
@@ -191,6 +203,7 @@ impl Watchdog {
                 _ => {}
             }
         }
+        self.regions.keep(watched.iter().map(|lease| &lease.id).zip(regions));
         findings
     }
 
@@ -298,8 +311,8 @@ fn check(
     crowded: &BTreeSet<&GpuUuid>,
     unattributed_bytes: &BTreeMap<String, u64>,
 ) -> Option<String> {
-    let Region { observer, before } = region;
-    let snapshot = observer.as_ref().and_then(|region| region.snapshot().ok());
+    let before = region.before.as_ref().map_or(&[][..], |before| &before.gpus);
+    let snapshot = region.after(!used.is_empty());
     let processes = snapshot.iter().flat_map(|snapshot| &snapshot.processes);
     let attached: BTreeSet<u32> = processes.map(|process| process.pid).collect();
     let counted = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.gpus);
@@ -323,7 +336,7 @@ fn check(
             attached: &attached,
             is_crowded: crowded.contains(&gpu.uuid),
         };
-        if let (Some(region), Some(now)) = (observer, now) {
+        if let (Some(region), Some(now)) = (&region.observer, now) {
             let reserve = slice.map_or(0, |slice| lease.module_reserve(slice));
             charge(region, now, on_gpu.hidden_bytes().max(reserve));
         }

@@ -86,6 +86,14 @@ impl Fd {
         true
     }
 
+    #[cfg(feature = "std")]
+    pub(crate) fn properties(&self) -> Option<std::fs::Metadata> {
+        use std::os::fd::FromRawFd as _;
+        // SAFETY: the descriptor is open as long as `self` exists, which outlives the file, and is not closed with the file.
+        let file = core::mem::ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(self.0) });
+        file.metadata().ok()
+    }
+
     /// Writes all of `bytes` at `offset`; the error is `errno`.
     #[cfg(feature = "std")]
     pub(crate) fn write_at(&self, bytes: &[u8], offset: usize) -> Result<(), c_int> {

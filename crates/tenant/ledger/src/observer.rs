@@ -7,6 +7,7 @@ use std::boxed::Box;
 use std::ffi::CString;
 use std::format;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::string::String;
 use std::vec::Vec;
@@ -117,6 +118,15 @@ impl Observer {
     pub fn is_in_use(&self) -> bool {
         is_any_locked(&self.usage, 0..MAX_SLOTS as u32)
             || self.snapshot().is_ok_and(|now| now.processes.iter().any(|process| process.alive))
+    }
+
+    /// Do both files still have their names and their lengths? Then what another call of [`Self::open`] would open is what is open.
+    #[must_use]
+    pub fn is_intact(&self) -> bool {
+        let is_whole = |file: &Fd, bytes: usize| {
+            file.properties().is_some_and(|found| found.nlink() > 0 && found.len() == bytes as u64)
+        };
+        is_whole(&self.limits, size_of::<LimitsRegion>()) && is_whole(&self.usage, size_of::<UsageRegion>())
     }
 
     /// The slice now. Figures of different GPUs and processes are not of one instant.

@@ -249,6 +249,31 @@ fn limits_that_an_accomplice_cuts_short_end_no_agent() {
 }
 
 #[test]
+fn a_region_whose_files_were_changed_is_not_intact() {
+    for name in ["usage", "limits"] {
+        let slice = Slice::new();
+        let (path, known) = (slice.dir.path().join(name), slice.observer());
+        let length = fs::metadata(&path).unwrap().len();
+        let set_len = |bytes| OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        assert!(known.is_intact());
+        for wrong in [length + 1, length - 1] {
+            set_len(wrong);
+            assert!(!known.is_intact(), "{name} has {wrong} bytes");
+            set_len(length);
+        }
+        assert!(known.is_intact());
+        let other = slice.dir.path().join("other");
+        fs::copy(&path, &other).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(!known.is_intact(), "another file has taken the place of {name}");
+        let known = slice.observer();
+        assert!(known.is_intact());
+        fs::remove_file(&path).unwrap();
+        assert!(!known.is_intact(), "{name} is gone");
+    }
+}
+
+#[test]
 fn a_file_that_grows_is_cut_back() {
     let slice = Slice::new();
     let _arbiter = with_compute(&slice);
