@@ -1,8 +1,10 @@
 //! The slices of a node that have a share of compute time, by GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare};
 use cantle_ledger::GRANT_FILE;
@@ -15,8 +17,10 @@ use crate::store::NodeStore;
 
 /// Interval of the search for new and removed slices.
 const SCAN_NS: u64 = 50_000_000;
-/// Interval at which the leases of known slices are read: a task may be suspended, move, or get another size.
+/// Interval at which the leases of known slices are read, and all others are searched: a task may be suspended, move, or get another size.
 const FOLLOW_NS: u64 = 500_000_000;
+/// A slice without pages gets none after this time: they are made with it.
+const MADE_NS: u64 = 5_000_000_000;
 /// Interval of the search for dead processes: until then their neighbors may wait for what they had in flight.
 const REAP_NS: u64 = 5_000_000;
 /// Over which time shares are shown.
@@ -57,6 +61,10 @@ pub(super) struct Slices {
     followed_ns: u64,
     reaped_ns: u64,
     slices: BTreeMap<(Uuid, OsString), Watched>,
+    /// When the directory of the slices had changed last, when they were listed.
+    listed: Option<(i64, i64)>,
+    /// Slices without pages, and when they were first seen. Most have none.
+    bare: BTreeMap<OsString, u64>,
     boards: BTreeMap<Uuid, Board>,
 }
 
@@ -69,6 +77,8 @@ impl Slices {
             followed_ns: 0,
             reaped_ns: 0,
             slices: BTreeMap::new(),
+            listed: None,
+            bare: BTreeMap::new(),
             boards: BTreeMap::new(),
         }
     }
@@ -77,11 +87,12 @@ impl Slices {
     pub(super) fn poll(&mut self, now_ns: u64) -> Activity {
         if self.scanned_ns.is_none_or(|scanned_ns| now_ns.saturating_sub(scanned_ns) >= SCAN_NS) {
             self.scanned_ns = Some(now_ns);
-            if now_ns.saturating_sub(self.followed_ns) >= FOLLOW_NS {
+            let follows = now_ns.saturating_sub(self.followed_ns) >= FOLLOW_NS;
+            if follows {
                 self.followed_ns = now_ns;
                 self.forget_changed();
             }
-            self.scan();
+            self.scan(now_ns, follows);
         }
         if now_ns.saturating_sub(self.reaped_ns) >= REAP_NS {
             self.reaped_ns = now_ns;
@@ -109,21 +120,33 @@ impl Slices {
         }
     }
 
-    /// Finds slices that are new, and forgets those that are gone.
-    fn scan(&mut self) {
+    /// Finds slices that are new, and forgets those that are gone. `all`: also searches those that have had no pages for a while.
+    fn scan(&mut self, now_ns: u64, all: bool) {
         let dir = self.node.dir().join("slices");
-        self.slices.retain(|(_, name), _| dir.join(name).exists());
-        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            let name = entry.file_name();
+        let is_young = |since_ns: &u64| now_ns.saturating_sub(*since_ns) < MADE_NS;
+        let stamp = changed(&dir);
+        if !all && stamp == self.listed && !self.bare.values().any(is_young) {
+            return;
+        }
+        self.listed = stamp;
+        // Where it cannot be read now, what is known stays until its lease is gone.
+        let Ok(entries) = fs::read_dir(&dir) else { return };
+        let names: BTreeSet<OsString> = entries.flatten().map(|entry| entry.file_name()).collect();
+        self.slices.retain(|(_, name), _| names.contains(name));
+        self.bare.retain(|name, _| names.contains(name));
+        for name in names {
             if self.slices.keys().any(|(_, known)| *known == name) {
                 continue;
             }
-            // Most slices have no pages, and one that is being made has no lease yet.
-            if !entry.path().join(GRANT_FILE).exists() {
+            let path = dir.join(&name);
+            let since_ns = *self.bare.entry(name.clone()).or_insert(now_ns);
+            let is_searched = all || is_young(&since_ns);
+            // One that is being made has no lease yet.
+            if !is_searched || !path.join(GRANT_FILE).exists() {
                 continue;
             }
             let Some(terms) = self.terms(&name) else { continue };
-            let Ok(watch) = LaunchWatch::open(&entry.path(), terms) else { continue };
+            let Ok(watch) = LaunchWatch::open(&path, terms) else { continue };
             let share = SliceShare { weight_milli: terms.request_milli, limit_milli: terms.limit_milli };
             let number = self.next;
             self.next += 1;
@@ -136,6 +159,7 @@ impl Slices {
                 shown_ns: 0,
                 unweightable: false,
             };
+            self.bare.remove(&name);
             self.slices.insert((terms.uuid, name), fresh);
         }
         self.boards.retain(|gpu, _| self.slices.keys().any(|(uuid, _)| uuid == gpu));
@@ -153,6 +177,12 @@ impl Slices {
             Err(_) => Some(read_grant(&self.node.slice_dir(&id))?.0),
         }
     }
+}
+
+/// When a directory changed last, in seconds and nanoseconds.
+fn changed(dir: &Path) -> Option<(i64, i64)> {
+    let found = fs::metadata(dir).ok()?;
+    Some((found.ctime(), found.ctime_nsec()))
 }
 
 impl Board {
