@@ -124,8 +124,7 @@ impl Attempt<'_> {
         for shape in shapes {
             if offers_for != Some(shape) {
                 refused.clear();
-                let offer = |node| self.offer(shape, node, &refused);
-                offers = (0..self.cluster.len()).filter_map(offer).collect();
+                offers = self.offers(shape);
                 offers_for = Some(shape);
             }
             let Some(node) = self.take_next(shape, help, &mut offers, &mut refused) else {
@@ -175,7 +174,7 @@ impl Attempt<'_> {
         None
     }
 
-    fn offer(&self, shape: &Shape, node: usize, refused: &BTreeSet<usize>) -> Option<Offer> {
+    pub(crate) fn offer(&self, shape: &Shape, node: usize, refused: &BTreeSet<usize>) -> Option<Offer> {
         let units = self.cheapest_on(shape, node, refused)?;
         Some((self.victims.cost_of(&units), units.len(), node, units))
     }

@@ -3,6 +3,7 @@
 pub(crate) mod binpack;
 pub(crate) mod cutting_stock;
 pub(crate) mod evict;
+pub(crate) mod offers;
 pub(crate) mod outlook;
 pub(crate) mod permit;
 pub(crate) mod picker;

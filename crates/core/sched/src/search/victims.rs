@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::offers::Offers;
 use crate::fair::accounts::Accounts;
 use crate::fair::pool::add;
 use crate::snapshot::weighed;
@@ -61,6 +62,8 @@ pub(crate) struct Victims {
     on_host: Vec<Vec<usize>>,
     /// Sets of units that may still be tried in this round.
     pub(crate) steps: usize,
+    /// The offers of nodes in this round.
+    pub(crate) offers: Offers,
 }
 
 /// Sets of units tried in a round.
@@ -77,7 +80,8 @@ impl Victims {
     ) -> Self {
         let gpus = cluster.nodes().iter().map(|node| vec![Vec::new(); node.gpus.len()]).collect();
         let on_host = vec![Vec::new(); cluster.len()];
-        let mut victims = Self { units: Vec::new(), kinds: Vec::new(), on_gpu: gpus, on_host, steps: STEPS };
+        let (units, kinds, offers) = (Vec::new(), Vec::new(), Offers::default());
+        let mut victims = Self { units, kinds, on_gpu: gpus, on_host, steps: STEPS, offers };
         let mut gangs: BTreeMap<&str, usize> = BTreeMap::new();
         for (at, (task, place)) in running.iter().zip(places).enumerate() {
             let Some(place) = place else { continue };
