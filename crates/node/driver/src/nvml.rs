@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
-    nvmlProcessInfo_t, nvmlReturn_t, nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
+    NvmlLib, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
 };
 
 use crate::libraries::NVML_SONAME;
@@ -63,8 +63,6 @@ struct Device {
     gpu: Gpu,
     /// Its MIG profiles, once they have been read.
     table: OnceLock<Table>,
-    /// The profiles of compute instances in the GPU instances of each profile, by its id.
-    compute: Mutex<BTreeMap<c_uint, Arc<[nvmlComputeInstanceProfileInfo_t]>>>,
     /// Its event set, once created; `None` for a GPU that reports nothing.
     events: OnceLock<Option<events::EventSet>>,
 }
@@ -91,7 +89,7 @@ pub(crate) struct Session {
 // NVML's documentation valid in every thread.
 unsafe impl Send for Session {}
 // SAFETY: NVML's documentation says that its functions may be called by several threads at a time. All state that changes
-// after `open` is in `OnceLock`s and a `Mutex`; the handles never change.
+// after `open` is in `OnceLock`s; the handles never change.
 unsafe impl Sync for Session {}
 
 impl Session {
@@ -142,7 +140,7 @@ impl Session {
             memory => memory?.total_bytes,
         };
         let gpu = Gpu { uuid, index, model, memory_bytes, mig };
-        Ok(Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default(), events: OnceLock::new() })
+        Ok(Device { handle, gpu, table: OnceLock::new(), events: OnceLock::new() })
     }
 
     /// One GPU as it is now: its MIG mode is the one thing that can change while we run.

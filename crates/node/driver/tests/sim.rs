@@ -391,6 +391,20 @@ fn the_life_of_an_instance() {
     assert_eq!(node.driver.gpu_instances(&gpu), Ok(Vec::new()));
 }
 
+#[test]
+fn instances_of_one_profile_may_have_different_compute_profiles() {
+    let Some(node) = Node::with("1xA100-40GB:mig") else { return };
+    std::fs::write(node.state.path().join("model"), "rev1_compute=1\n").unwrap();
+    let gpu = node.uuids().remove(0);
+    let ids = [0, 1].map(|start| node.driver.create_gpu_instance(&gpu, 19, start, 1).unwrap());
+    assert_ne!(ids[0] % 2, ids[1] % 2, "one has the usual profile, the other one has rev1");
+    let names = ids.map(|id| node.driver.create_compute_instance(&gpu, id).unwrap());
+    let devices = node.driver.gpu_instances(&gpu).unwrap().into_iter().flat_map(|found| found.devices);
+    assert_eq!(devices.collect::<Vec<_>>(), names);
+    ids.iter().for_each(|id| node.driver.destroy_compute_instances(&gpu, *id).unwrap());
+    ids.iter().for_each(|id| node.driver.destroy_gpu_instance(&gpu, *id).unwrap());
+}
+
 /// An agent is killed between the start of the process and the line in which the process asks to die with its parent.
 #[test]
 fn a_call_whose_caller_has_ended_changes_nothing() {

@@ -3,7 +3,6 @@
 
 use std::ffi::c_uint;
 use std::mem::{size_of, zeroed};
-use std::sync::{Arc, PoisonError};
 
 use cantle_mig::{Engines, Profile, Table};
 use cantle_model::GpuUuid;
@@ -159,24 +158,9 @@ impl Session {
         Ok(instance)
     }
 
-    /// Profiles of compute instances that a GPU instance can be cut into. They are the same for all GPU instances of a profile,
-    /// and reading them takes more calls than everything else about an instance.
+    /// Profiles of compute instances that a GPU instance can be cut into. They may differ between GPU instances of one profile: which one
+    /// of two profiles with a slice is valid (`1g.37gb`, `1g.37gb rev1`) is known once the GPU instance exists.
     fn compute_profiles(
-        &self,
-        gpu: &GpuUuid,
-        instance: nvmlGpuInstance_t,
-        profile: c_uint,
-    ) -> Result<Arc<[nvmlComputeInstanceProfileInfo_t]>> {
-        let known = || self.devices[gpu].compute.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(profiles) = known().get(&profile) {
-            return Ok(Arc::clone(profiles));
-        }
-        let profiles: Arc<[_]> = self.read_compute_profiles(gpu, instance)?.into();
-        known().insert(profile, Arc::clone(&profiles));
-        Ok(profiles)
-    }
-
-    fn read_compute_profiles(
         &self,
         gpu: &GpuUuid,
         instance: nvmlGpuInstance_t,
@@ -200,10 +184,9 @@ impl Session {
         &self,
         gpu: &GpuUuid,
         instance: nvmlGpuInstance_t,
-        profile: c_uint,
     ) -> Result<Vec<nvmlComputeInstance_t>> {
         let mut all = Vec::new();
-        for profile in self.compute_profiles(gpu, instance, profile)?.iter() {
+        for profile in self.compute_profiles(gpu, instance)? {
             let mut found = vec![std::ptr::null_mut(); profile.instanceCount as usize];
             let (mut count, buffer): (c_uint, _) = (0, found.as_mut_ptr());
             let id = profile.id;
@@ -231,7 +214,7 @@ impl Session {
         let found = all.iter().find(|instance| instance.devices.iter().any(|device| device == name));
         let found = found.ok_or_else(|| DriverError::NoSuchInstance(name.to_owned()))?;
         let handle = self.instance(gpu, found.id)?;
-        for compute in self.compute_instances(gpu, handle, found.profile_id)? {
+        for compute in self.compute_instances(gpu, handle)? {
             let (id, device) = self.compute_info(gpu, compute)?;
             if device == name {
                 return Ok((found.id, id));
@@ -254,7 +237,7 @@ impl Session {
         if info.profileId != profile.id || size != profile.size {
             return Err(DriverError::Contradiction { gpu: gpu.clone(), instance: info.id });
         }
-        let compute = self.compute_instances(gpu, instance, profile.id)?;
+        let compute = self.compute_instances(gpu, instance)?;
         let name = |compute| Ok(self.compute_info(gpu, compute)?.1);
         let devices = compute.into_iter().map(name).collect::<Result<_>>()?;
         Ok(GpuInstance { id: info.id, profile_id: profile.id, start, size, devices })
@@ -328,7 +311,7 @@ impl Mig for Session {
 
     fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
         let handle = self.instance(gpu, instance)?;
-        let profiles = self.compute_profiles(gpu, handle, self.info(gpu, handle)?.profileId)?;
+        let profiles = self.compute_profiles(gpu, handle)?;
         // The one that takes the whole GPU instance: the most slices, and of two with as many the one with more multiprocessors
         // (the full one of a double-memory 1g is a profile of its own).
         let whole = profiles.iter().max_by_key(|profile| (profile.sliceCount, profile.multiprocessorCount));
@@ -340,8 +323,7 @@ impl Mig for Session {
 
     fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
         let handle = self.instance(gpu, instance)?;
-        let profile = self.info(gpu, handle)?.profileId;
-        for compute in self.compute_instances(gpu, handle, profile)? {
+        for compute in self.compute_instances(gpu, handle)? {
             nvml!(self, Some(gpu), nvmlComputeInstanceDestroy(compute))?;
         }
         Ok(())

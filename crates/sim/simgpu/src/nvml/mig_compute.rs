@@ -6,9 +6,10 @@ use super::handle::{
 };
 use super::mig::{Placement, name_field, not_subscribed, privileged};
 use super::process::list;
+use super::settings::{Setting, is_on};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
-use crate::mig::{ComputeInstanceProfile, multiprocessors};
+use crate::mig::{ComputeInstanceProfile, GpuInstanceProfile, multiprocessors};
 
 /// The common fields of all versions of the profile structures, in order: id, slices, instances, multiprocessors, and
 /// the GPU instance's copy engines, decoders, encoders, JPEG, OFA.
@@ -49,6 +50,15 @@ const PROFILE_KINDS: u32 = 9;
 /// Shared engines are the only ones there are.
 const ENGINES_SHARED: u32 = 0;
 
+/// `NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1`.
+const REV1: u32 = 7;
+
+/// The number of a compute profile in this GPU instance from its number in the table, and back.
+fn numbered(place: &MigTarget, gi: &GpuInstanceProfile, number: u32) -> u32 {
+    let differs = is_on(Setting::Rev1Compute) && gi.compute_slices == 1 && place.instance % 2 == 1;
+    if differs && (number == 0 || number == REV1) { REV1 - number } else { number }
+}
+
 fn profile_info(
     instance: Handle,
     kind: u32,
@@ -60,10 +70,11 @@ fn profile_info(
     }
     let device = place.gpu.device();
     let (gi, _) = device.instance(place.instance)?;
-    let profile = gi.compute.iter().find(|c| c.id == kind).ok_or(NvmlError::NOT_SUPPORTED)?;
+    let wanted = numbered(&place, gi, kind);
+    let profile = gi.compute.iter().find(|c| c.id == wanted).ok_or(NvmlError::NOT_SUPPORTED)?;
     let sm = multiprocessors(place.gpu.model, gi) * profile.slices / gi.compute_slices;
     let counts = [
-        profile.id,
+        kind,
         profile.slices,
         profile.max_instances,
         sm,
@@ -79,7 +90,8 @@ fn profile_info(
 /// Free slices for a profile in a GPU instance: where the next would start, how many more fit, and their size.
 fn free_for(place: &MigTarget, profile_id: u32) -> NvmlResult<(Option<u32>, u32, u32)> {
     let device = place.gpu.device();
-    let (_, profile) = device.compute_profile(place.instance, profile_id)?;
+    let number = numbered(place, device.instance(place.instance)?.0, profile_id);
+    let (_, profile) = device.compute_profile(place.instance, number)?;
     let (start, more) = device.free_compute(place.instance, profile)?;
     Ok((start, more, profile.slices))
 }
@@ -91,12 +103,14 @@ fn create(instance: Handle, profile_id: u32, out: Out<Handle>) -> NvmlResult {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
     let mut state = place.gpu.swept();
-    let id = state.devices[place.gpu.index].create_compute(place.instance, profile_id)?;
+    let number = numbered(&place, state.devices[place.gpu.index].instance(place.instance)?.0, profile_id);
+    let id = state.devices[place.gpu.index].create_compute(place.instance, number)?;
     Ok(out.set(of_compute_instance(place.gpu.index, place.instance, id))?)
 }
 
 fn info(instance: Handle, mig_device: bool) -> NvmlResult<InstanceInfo> {
-    let MigTarget { gpu, instance, compute } = compute_instance(instance)?;
+    let place = compute_instance(instance)?;
+    let MigTarget { gpu, instance, compute } = place;
     let device = gpu.device();
     let mut existing = device.compute_instances(instance)?;
     let found = existing.find(|(id, ..)| *id == compute).ok_or(NvmlError::INVALID_ARGUMENT)?;
@@ -104,7 +118,7 @@ fn info(instance: Handle, mig_device: bool) -> NvmlResult<InstanceInfo> {
         device: if mig_device { of_mig_device(gpu.index, instance, compute) } else { of_gpu(gpu.index) },
         gpu_instance: of_gpu_instance(gpu.index, instance),
         id: compute as u32,
-        profile_id: found.1.id,
+        profile_id: numbered(&place, device.instance(instance)?.0, found.1.id),
         placement: Placement { start: found.2.start, size: found.1.slices },
     })
 }
@@ -168,11 +182,13 @@ nvml_api! {
 
     /// The buffer has space for as many as the profile allows; `count` is written only.
     fn nvmlGpuInstanceGetComputeInstances(instance: Handle, profile_id: u32, out: Out<Handle>, count: Out<u32>) {
-        let MigTarget { gpu, instance, .. } = gpu_instance(instance)?;
+        let place = gpu_instance(instance)?;
+        let MigTarget { gpu, instance, .. } = place;
         let device = gpu.device();
+        let number = numbered(&place, device.instance(instance)?.0, profile_id);
         // "Not supported" is the header's word for a profile that this instance has not.
-        device.compute_profile(instance, profile_id).map_err(|_| NvmlError::NOT_SUPPORTED)?;
-        let of_profile = device.compute_instances(instance)?.filter(|(_, p, _)| p.id == profile_id);
+        device.compute_profile(instance, number).map_err(|_| NvmlError::NOT_SUPPORTED)?;
+        let of_profile = device.compute_instances(instance)?.filter(|(_, p, _)| p.id == number);
         let handles: Vec<Handle> = of_profile.map(|(id, ..)| of_compute_instance(gpu.index, instance, id)).collect();
         count.set(handles.len() as u32)?;
         if handles.is_empty() { Ok(()) } else { Ok(out.fill(handles.len(), handles)?) }

@@ -82,6 +82,9 @@ switches! {
     CheckpointHostMib "checkpoint_host_mib" 0..=4000000
         "the host memory that checkpointed processes may take in sum, MiB; 0 is unlimited"
         "the kernel's limit on real machines; that a checkpoint without room fails the process is an unkind assumption";
+    Rev1Compute "rev1_compute" 0..=1
+        "a GPU instance of one slice with an odd id has the compute profile REV1 and not the usual one, or the other way round"
+        "NVIDIA's DRA driver 4c1a872: which one of two profiles of a GPU instance profile is valid is known once the instance exists; which has which is invented";
     MigTrace "mig_trace" 0..=1
         "each MIG call is written to `mig-calls` next to this file: process and function"
         "no driver has it: a witness for tests";
