@@ -104,6 +104,18 @@ def doctor(machine):
     return done.returncode, out, err
 
 
+def test_doctor_names_a_gpu_whose_processes_are_not_listed(machine):
+    """NVML_ERROR_NOT_SUPPORTED. Nothing shows what others hold of such a GPU, so it takes no task."""
+    machine.faults("nvmlDeviceGetComputeRunningProcesses_v3 error=3")
+    try:
+        code, out, _ = doctor(machine)
+        assert code == 7 and out.count("GPU 0: the driver does not list its processes, so it takes no task") == 1, out
+        refused = machine.start(["true"], LIMIT).child
+        assert refused.wait(timeout=120) != 0 and "takes no new tasks" in refused.stderr.read()
+    finally:
+        machine.faults(None)
+
+
 def test_doctor_says_whether_the_watchdog_has_figures(machine):
     """Also of a GPU that nobody uses."""
     _, out, _ = doctor(machine)

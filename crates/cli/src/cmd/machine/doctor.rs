@@ -139,7 +139,18 @@ fn driver_limit(driver: &dyn Driver, gpus: &[Gpu]) -> Option<Checkup> {
 /// one for a second.
 fn process_figures(driver: &dyn Driver, gpu: &Gpu) -> Checkup {
     let index = gpu.index;
-    let has_figures = driver.processes(&gpu.uuid).and_then(|processes| match processes.is_empty() {
+    let listed = driver.processes(&gpu.uuid);
+    if let Err(refused) = &listed
+        && refused.is_not_supported()
+    {
+        return not(
+            Severity::Bad,
+            "watchdog",
+            format!("GPU {index}: the driver does not list its processes, so it takes no task: {refused}"),
+            "name the other GPUs with --gpus; nvidia-smi shows what this driver supports",
+        );
+    }
+    let has_figures = listed.and_then(|processes| match processes.is_empty() {
         true => Ok(!driver.context_memory(&gpu.uuid, &gpu.uuid.0)?.without_figure),
         false => Ok(processes.iter().all(|process| process.used_bytes.is_some())),
     });
