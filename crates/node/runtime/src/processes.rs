@@ -91,7 +91,9 @@ pub fn parent_of(pid: u32) -> Option<u32> {
 pub fn alive(holder: &Holder) -> bool {
     match Stat::find(holder.pid) {
         Err(why) if is_no_room(&why) => Path::new(&format!("/proc/{}", holder.pid)).exists(),
-        _ => is_surely_alive(holder),
+        found => {
+            found.ok().flatten().is_some_and(|stat| !stat.is_dead() && stat.start_ticks == holder.start_ticks)
+        }
     }
 }
 
