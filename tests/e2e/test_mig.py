@@ -130,6 +130,24 @@ def test_instances_of_others_are_left_alone(mig):
     assert places(mig) == [("1g.5gb", 0), ("3g.20gb", 4)] and instances(mig)[0] == before[0]
     (placed,) = [item for item in mig.json("mig", "status") if item["state"] == "foreign"]
     assert (placed["profile"], placed["start"]) == ("1g.5gb", 0)
+    (drawn,) = mig.json("gpus")
+    assert drawn["foreign"] == [{"profile": "1g.5gb", "start": 0, "size": 1, "milli": 125}], "what cantle keeps for the next task is its own"
+
+
+def test_a_gpu_full_of_instances_of_others_is_drawn_as_full(mig):
+    mig.up("--queue", "default=task")
+    assert "[........]  - " in mig.cli("gpus").stdout
+    for start, (profile, size) in {0: (9, 4), 4: (14, 2), 6: (19, 1)}.items():
+        foreign(mig, profile, start, size)
+    task = mig.submit("default", "true", flags=["--mig-profile", "1g.5gb"])
+    # The eighth memory slice belongs to no compute slice.
+    full = "free 0.125 of GPU 0 but no place for 1g.5gb (0.875 of 1 in use)"
+    wait_until(lambda: full in (mig.task(task)["reason"] or ""), 60, lambda: mig.task(task))
+    wait_until(lambda: "[#######.]" in mig.cli("gpus").stdout, 60, lambda: mig.cli("gpus").stdout)
+    assert "0.875 foreign" in mig.cli("gpus").stdout
+    (drawn,) = mig.json("gpus")
+    assert [(each["profile"], each["start"]) for each in drawn["foreign"]] == [("3g.20gb", 0), ("2g.10gb", 4), ("1g.5gb", 6)]
+    assert drawn["allocated_milli"] == 0 and "#" in mig.cli("top", "--once").stdout
 
 
 def test_a_half_made_instance_is_undone(mig):

@@ -30,6 +30,15 @@ export interface GpuView {
   mode: "idle" | "shared" | "whole" | "mig";
   allocated_milli: number;
   slices: SliceView[];
+  /** MIG instances of others. */
+  foreign?: ForeignView[];
+}
+
+export interface ForeignView {
+  profile: string;
+  start: number;
+  size: number;
+  milli: number;
 }
 
 export interface NodeView {

@@ -73,6 +73,7 @@ function Legend({ keys, colors, label }: { keys: string[]; colors: (key: string)
 
 function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView) => string; list: boolean }) {
   const used = gpu.slices.reduce((total, slice) => total + slice.memory_used_bytes, 0);
+  const foreign = (gpu.foreign ?? []).reduce((total, instance) => total + instance.milli, 0);
   return (
     <article class="card gpu" aria-label={`GPU ${gpu.index}`} data-gpu={gpu.index}>
       <h3>
@@ -80,7 +81,7 @@ function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView)
         <span class="model">{model(gpu.model)}</span>
         <span class={`badge ${gpu.mode}`}>{MODE_WORDS[gpu.mode]}</span>
         <span class="figures">
-          <b>{inGpus(gpu.allocated_milli)}</b> of 1 allocated · {bytes(used)} of {bytes(gpu.memory_bytes)} used
+          <b>{inGpus(gpu.allocated_milli)}</b> of 1 allocated{foreign > 0 && `, ${inGpus(foreign)} foreign`} · {bytes(used)} of {bytes(gpu.memory_bytes)} used
         </span>
       </h3>
       <GpuBar gpu={gpu} find={find} colorOf={colorOf} />

@@ -1,6 +1,6 @@
 import { bytes, gpuAmount } from "../format";
 import { link } from "../route";
-import type { GpuView, SliceView, TaskView } from "../types";
+import type { ForeignView, GpuView, SliceView, TaskView } from "../types";
 
 /** How many memory slices a MIG GPU has, from what one instance holds of its memory; 8 where nothing tells. */
 export function memorySlices(gpu: GpuView): number {
@@ -8,16 +8,19 @@ export function memorySlices(gpu: GpuView): number {
     const gib = mig && /\.(\d+)gb/.exec(mig.profile)?.[1];
     if (mig && gib) return Math.max(mig.start + mig.size, Math.round(gpu.memory_bytes / 2 ** 30 / (Number(gib) / mig.size)));
   }
+  for (const { size, milli } of gpu.foreign ?? []) return Math.round((size * 1000) / milli);
   return 8;
 }
 
 interface Piece {
   slice: SliceView | null;
+  /** The MIG instance of others that it is. */
+  foreign?: ForeignView;
   from: number;
   size: number;
 }
 
-/** The GPU's memory from left to right, in parts of one: slices and what is free between them. */
+/** The GPU's memory from left to right, in parts of one: slices, MIG instances of others and what is free between them. */
 export function pieces(gpu: GpuView): Piece[] {
   const total = memorySlices(gpu);
   let end = 0;
@@ -27,6 +30,7 @@ export function pieces(gpu: GpuView): Piece[] {
     end += piece.size;
     return piece;
   });
+  for (const foreign of gpu.foreign ?? []) placed.push({ slice: null, foreign, from: foreign.start / total, size: foreign.size / total });
   placed.sort((a, b) => a.from - b.from);
   const all: Piece[] = [];
   let at = 0;
@@ -93,8 +97,17 @@ export function GpuBar(props: { gpu: GpuView; find: (id: string) => TaskView | u
       {Array.from({ length: Math.max(0, total - 1) }, (_, i) => (
         <i key={i} class="tick" style={{ left: percent((i + 1) / total) }} aria-hidden="true" />
       ))}
-      {pieces(gpu).map(({ slice, from, size }) => {
+      {pieces(gpu).map(({ slice, foreign, from, size }) => {
         const place = { left: percent(from), width: percent(size) };
+        if (foreign) {
+          return (
+            <span key={`foreign${from}`} class="piece foreign" style={place} data-testid="foreign">
+              <span class="label">
+                <b>{foreign.profile}</b> foreign
+              </span>
+            </span>
+          );
+        }
         if (!slice) {
           return (
             <span key={`free${from}`} class="piece free" style={place}>

@@ -235,6 +235,7 @@ mod tests {
             mode: GpuMode::Shared,
             allocated_milli: 250,
             slices: vec![slice],
+            foreign: Vec::new(),
             fault: None,
         }
     }

@@ -3,23 +3,32 @@
 use std::cmp::Reverse;
 
 use cantle_clearml::SuspendedView;
-use cantle_clearml::cantle::{ComputeView, DirectSlice, GpuView, ProcessView, SliceView};
+use cantle_clearml::cantle::{ComputeView, DirectSlice, ForeignView, GpuView, ProcessView, SliceView};
+use cantle_driver::Driver;
 use cantle_ledger::host::{Observer, SliceUse};
-use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
-use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes};
+use cantle_model::{Gpu, GpuMode, Lease, MigInstance, Milli, Slice};
+use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes, mig};
 
 /// The number of a slice's processes that are shown: a task may have thousands.
 const PROCESSES: usize = 16;
 
 /// The current allocations of these GPUs. Slices keep their order from one report to the next: MIG instances by
 /// placement, others by age.
-pub(crate) fn gpus(node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
+pub(crate) fn gpus(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
     let mut leases = node.leases().unwrap_or_else(|error| {
         tracing::error!(%error, "leases cannot be read");
         Vec::new()
     });
     leases.sort_by(|a, b| (a.placed_ms, &a.id).cmp(&(b.placed_ms, &b.id)));
-    gpus.iter().map(|gpu| gpu_view(node, gpu, &leases)).collect()
+    let view = |gpu: &Gpu| {
+        let foreign = mig::foreign(driver, node, gpu, &leases).into_iter().map(foreign_view).collect();
+        GpuView { foreign, ..gpu_view(node, gpu, &leases) }
+    };
+    gpus.iter().map(view).collect()
+}
+
+fn foreign_view((MigInstance { profile, start, size, .. }, milli): (MigInstance, Milli)) -> ForeignView {
+    ForeignView { profile, start, size, milli: milli.0 }
 }
 
 /// The suspended tasks among these leases.
@@ -55,6 +64,7 @@ fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
         mode,
         allocated_milli: allocated.0,
         slices,
+        foreign: Vec::new(),
         fault: node.gpu_fault(&gpu.uuid).map(|fault| fault.to_string()),
     }
 }
@@ -113,7 +123,7 @@ fn processes(now: &SliceUse, at: usize) -> Vec<ProcessView> {
 
 #[cfg(test)]
 mod tests {
-    use cantle_model::{LeaseId, MigInstance, TaskId};
+    use cantle_model::{LeaseId, TaskId};
 
     use super::*;
     use cantle_node::new_lease;
@@ -132,7 +142,11 @@ mod tests {
         }
         let gpu =
             Gpu { uuid: "GPU-a".into(), index: 0, model: "X".into(), memory_bytes: 40 << 30, mig: false };
-        gpus(&node, &[gpu])[0].slices.iter().map(|slice| slice.lease.clone()).collect()
+        gpus(cantle_driver::no_gpus().as_ref(), &node, &[gpu])[0]
+            .slices
+            .iter()
+            .map(|slice| slice.lease.clone())
+            .collect()
     }
 
     #[test]

@@ -64,6 +64,11 @@ impl Mig for FixedInstances {
         ))
     }
 
+    fn last_instances(&self, gpu: &GpuUuid) -> Option<(Table, Vec<GpuInstance>)> {
+        // Those that were chosen are for tasks, and the others are not seen.
+        self.inner.last_instances(gpu).filter(|_| !self.devices.contains_key(gpu))
+    }
+
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
         self.inner.mig_devices(gpu)
     }

@@ -59,6 +59,12 @@ pub trait Mig {
         self.gpu_instances(gpu)
     }
 
+    /// The profiles and the last answer of [`Self::recent_instances`], as old as it may be; `None` if it has not been asked since an instance
+    /// was made or destroyed there. The driver is not asked, so this never waits.
+    fn last_instances(&self, _gpu: &GpuUuid) -> Option<(Table, Vec<GpuInstance>)> {
+        None
+    }
+
     /// Numbers and names of its MIG devices, as `nvidia-smi -L` lists them; none if it is not in MIG mode. Slow on a busy
     /// machine, so only for numbers that people read.
     ///

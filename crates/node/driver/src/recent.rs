@@ -51,6 +51,11 @@ impl Recent {
         found
     }
 
+    /// The last answer, if it was one.
+    pub(crate) fn last(&self, gpu: &GpuUuid) -> Option<Vec<GpuInstance>> {
+        self.answers().get(gpu)?.found.as_ref().ok().cloned()
+    }
+
     /// An instance there may have changed.
     pub(crate) fn forget(&self, gpu: &GpuUuid) {
         self.answers().remove(gpu);

@@ -299,6 +299,10 @@ impl Mig for TimedDriver {
         self.recent.get(gpu, mark, || self.gpu_instances(gpu))
     }
 
+    fn last_instances(&self, gpu: &GpuUuid) -> Option<(Table, Vec<GpuInstance>)> {
+        Some((self.session.known_table(gpu)?, self.recent.last(gpu)?))
+    }
+
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
         let uuid = gpu.clone();
         self.ask_mig(gpu, "its MIG devices", MigCall::Devices, move |session| session.mig_devices(&uuid))

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use cantle_driver::{Driver, Load, ProcessMemory};
 use cantle_ledger::host::Observer;
-use cantle_model::{Gpu, Holder, Lease, Slice};
+use cantle_model::{Gpu, Holder, Lease, MigInstance, Milli, Slice};
 
 use crate::members::Members;
 use crate::store::NodeStore;
-use crate::{NodeError, gpu_uuid_bytes};
+use crate::{NodeError, gpu_uuid_bytes, mig};
 
 /// A GPU of this machine.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct GpuHere {
     pub used_bytes: Option<u64>,
     /// The slices of it, oldest first.
     pub slices: Vec<SliceHere>,
+    /// The MIG instances of others, with their parts of the GPU.
+    pub foreign: Vec<(MigInstance, Milli)>,
 }
 
 /// A slice on this machine.
@@ -61,8 +63,9 @@ pub fn gpus_here(driver: &dyn Driver, node: &NodeStore, own: &[Lease]) -> Result
     let members = Members::of(node, own).and(&others);
     let mut leases: Vec<Lease> = own.iter().cloned().chain(others).filter(is_active).collect();
     leases.sort_by_key(|lease| lease.placed_ms);
-    let mut found = Vec::new();
-    for gpu in driver.gpus()? {
+    let (mut found, gpus) = (Vec::new(), driver.gpus()?);
+    mig::look(driver, node, &gpus);
+    for gpu in gpus {
         // For people: a GPU that does not answer has no figures, and the others are shown.
         let processes = driver.processes(&gpu.uuid).unwrap_or_default();
         let of_lease = |lease: &Lease| {
@@ -81,7 +84,8 @@ pub fn gpus_here(driver: &dyn Driver, node: &NodeStore, own: &[Lease]) -> Result
         let slices = leases.iter().filter_map(slice).collect();
         let load = driver.load(&gpu.uuid).ok();
         let used_bytes = driver.memory(&gpu.uuid).ok().map(|memory| memory.used_bytes);
-        found.push(GpuHere { gpu, load, used_bytes, slices });
+        let foreign = mig::foreign(driver, node, &gpu, &leases);
+        found.push(GpuHere { gpu, load, used_bytes, slices, foreign });
     }
     Ok(found)
 }

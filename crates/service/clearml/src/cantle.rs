@@ -63,9 +63,25 @@ pub struct GpuView {
     pub allocated_milli: u32,
     /// The slices that are allocated.
     pub slices: Vec<SliceView>,
+    /// The MIG instances of others: what they take is not free.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub foreign: Vec<ForeignView>,
     /// Why it takes no new task, if its driver has reported that it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+}
+
+/// A MIG instance that cantle did not make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeignView {
+    /// Name of its profile.
+    pub profile: String,
+    /// First memory slice of its placement.
+    pub start: u32,
+    /// Memory slices that it takes.
+    pub size: u32,
+    /// Its part of the GPU in thousandths.
+    pub milli: u32,
 }
 
 /// An allocated slice.

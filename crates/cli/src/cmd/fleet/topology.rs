@@ -122,6 +122,7 @@ mod tests {
             mode: GpuMode::Idle,
             allocated_milli: 0,
             slices: Vec::new(),
+            foreign: Vec::new(),
             fault: None,
         };
         NodeView {

@@ -5,14 +5,16 @@ use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cantle_clearml::cantle::{GpuView, NodeView, ProcessView, SliceView, TaskView};
+use cantle_clearml::cantle::{ForeignView, GpuView, NodeView, ProcessView, SliceView, TaskView};
 use cantle_driver::{Driver, Installation};
-use cantle_model::{Bytes, GpuMode, GpuUuid, Lease, Milli, Suspension, SuspensionStep, TaskStatus};
+use cantle_model::{
+    Bytes, GpuMode, GpuUuid, Lease, MigInstance, Milli, Suspension, SuspensionStep, TaskStatus,
+};
 use cantle_node::{GpuHere, NodeStore, SliceHere, gpus_here, suspended};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cmd::tasks::list::{amount, bar, or_dash};
+use crate::cmd::tasks::list::{allocated, bar, or_dash};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::host_name;
@@ -186,7 +188,7 @@ const GPU_COLUMNS: [Column<Gpu>; 9] = [
     Column { head: "TEMP", wide: false, cell: |g| figure(g.celsius, " °C") },
     Column { head: "POWER", wide: false, cell: |g| figure(g.milliwatts.map(|power| power / 1000), " W") },
     Column { head: "SLICES", wide: false, cell: |g| bar(&g.view) },
-    Column { head: "ALLOCATED", wide: false, cell: |g| amount(g.view.allocated_milli) },
+    Column { head: "ALLOCATED", wide: false, cell: |g| allocated(&g.view) },
     Column {
         head: "USED / TOTAL",
         wide: false,
@@ -311,8 +313,13 @@ fn view(gpu: &GpuHere) -> GpuView {
         mode,
         allocated_milli,
         slices,
+        foreign: gpu.foreign.iter().map(foreign).collect(),
         fault: None,
     }
+}
+
+fn foreign((MigInstance { profile, start, size, .. }, milli): &(MigInstance, Milli)) -> ForeignView {
+    ForeignView { profile: profile.clone(), start: *start, size: *size, milli: milli.0 }
 }
 
 /// The names of this machine's own users.

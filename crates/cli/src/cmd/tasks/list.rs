@@ -192,7 +192,7 @@ const GPU_COLUMNS: [Column<NodeGpu>; 10] = [
     Column { head: "NAME", wide: false, cell: |g| g.gpu.model.clone() },
     Column { head: "MODE", wide: false, cell: |g| state(&g.gpu) },
     Column { head: "SLICES", wide: false, cell: |g| bar(&g.gpu) },
-    Column { head: "ALLOCATED", wide: false, cell: |g| amount(g.gpu.allocated_milli) },
+    Column { head: "ALLOCATED", wide: false, cell: |g| allocated(&g.gpu) },
     Column { head: "USED / LIMIT / TOTAL", wide: false, cell: |g| use_of(&g.gpu) },
     Column { head: "TASKS", wide: false, cell: |g| tasks_on(&g.gpu) },
     Column { head: "COMPUTE", wide: true, cell: |g| compute(&g.gpu) },
@@ -305,21 +305,39 @@ fn queues_of(node: &NodeView) -> String {
     node.queues.iter().map(|q| format!("{}={}", q.name, q.spec)).collect::<Vec<_>>().join(" ")
 }
 
-/// The GPU in eighths: a letter for each eighth of a slice, slices in their order, and dots for what is free. MIG instances
-/// are drawn where they are.
+/// The part of a GPU that tasks have, and the part that MIG instances of others take: `0.125, 0.5 foreign`.
+pub(crate) fn allocated(gpu: &GpuView) -> String {
+    let foreign = Milli(gpu.foreign.iter().map(|instance| instance.milli).sum());
+    match (gpu.allocated_milli, foreign) {
+        (given, Milli(0)) => amount(given),
+        (0, foreign) => format!("{foreign} foreign"),
+        (given, foreign) => format!("{}, {foreign} foreign", amount(given)),
+    }
+}
+
+/// The GPU in eighths: a letter for each eighth of a slice, slices in their order, `#` for MIG instances of others, and dots for what is free.
+/// MIG instances are drawn where they are.
 pub(crate) fn bar(gpu: &GpuView) -> String {
     let mut cells = ['.'; 8];
+    for instance in &gpu.foreign {
+        let (first, eighths) = place(instance.start, instance.size, instance.milli);
+        cells.iter_mut().skip(first as usize).take(eighths.max(1) as usize).for_each(|cell| *cell = '#');
+    }
     let mut next = 0;
     for (slice, letter) in gpu.slices.iter().zip(('A'..='Z').cycle()) {
         let (first, eighths) = match &slice.mig {
-            // `size` units of the GPU's grid are this many thousandths.
-            Some(mig) => (mig.start * slice.milli / (mig.size.max(1) * 125), slice.milli / 125),
+            Some(mig) => place(mig.start, mig.size, slice.milli),
             None => (next, slice.milli.div_ceil(125)),
         };
         next = first + eighths.max(1);
         cells.iter_mut().take(next as usize).skip(first as usize).for_each(|cell| *cell = letter);
     }
     format!("[{}]", cells.iter().collect::<String>())
+}
+
+/// The first eighth and the number of eighths of a MIG instance: `size` units of the GPU's grid are this many thousandths.
+fn place(start: u32, size: u32, milli: u32) -> (u32, u32) {
+    (start * milli / (size.max(1) * 125), milli / 125)
 }
 
 fn use_of(gpu: &GpuView) -> String {
@@ -351,7 +369,7 @@ fn clip(text: &str, limit: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cantle_clearml::cantle::{ComputeView, SliceView};
+    use cantle_clearml::cantle::{ComputeView, ForeignView, SliceView};
     use cantle_model::{ComputeMode, GpuMode, MigInstance};
 
     fn gpu(millis: &[u32]) -> GpuView {
@@ -376,6 +394,7 @@ mod tests {
             mode: GpuMode::Shared,
             allocated_milli: millis.iter().sum(),
             slices: millis.iter().map(slice).collect(),
+            foreign: Vec::new(),
             fault: None,
         }
     }
@@ -423,6 +442,13 @@ mod tests {
         drawn.slices[0].mig = at("2g.10gb", 4, 2);
         drawn.slices[1].mig = at("1g.5gb", 0, 1);
         assert_eq!(bar(&drawn), "[B...AA..]");
+        let foreign = |start, size, milli| ForeignView { profile: "x".into(), start, size, milli };
+        drawn.foreign = vec![foreign(2, 2, 250)];
+        assert_eq!((bar(&drawn), allocated(&drawn)), ("[B.##AA..]".into(), "0.375, 0.25 foreign".into()));
+        let mut full = gpu(&[]);
+        full.foreign = vec![foreign(4, 4, 500), foreign(0, 2, 250), foreign(2, 1, 125), foreign(3, 1, 125)];
+        assert_eq!((bar(&full), allocated(&full)), ("[########]".into(), "1 foreign".into()));
+        drawn.foreign.clear();
         drawn.slices.truncate(1);
         drawn.slices[0].mig = at("1g.24gb", 9, 3);
         assert_eq!(bar(&drawn), "[......AA]", "a grid of twelve");

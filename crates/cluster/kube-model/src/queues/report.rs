@@ -93,6 +93,7 @@ fn gpu_view(view: &ClusterView, own: &BTreeSet<String>, seen: &ViewGpu, index: u
         mode,
         allocated_milli: allocated,
         slices,
+        foreign: Vec::new(),
         fault: None,
     }
 }

@@ -31,7 +31,7 @@ impl Executor {
         if self.described_at.is_none_or(|at| now.duration_since(at) >= DESCRIBE_INTERVAL) {
             self.described_at = Some(now);
             if env.config.metrics_listen.is_some() {
-                env.meter.counts().gpus = view::gpus(&env.node, &env.gpus);
+                env.meter.counts().gpus = view::gpus(env.driver.as_ref(), &env.node, &env.gpus);
             }
         }
     }

@@ -30,7 +30,7 @@ impl Reporter {
             if !is_due(contact.worker_at, STATUS_EVERY, now) {
                 continue;
             }
-            let gpus = gpus.get_or_insert_with(|| view::gpus(&env.node, &env.gpus));
+            let gpus = gpus.get_or_insert_with(|| view::gpus(env.driver.as_ref(), &env.node, &env.gpus));
             let tags = env.config.report_tags.clone();
             if contact.worker_at.replace(now).is_none() {
                 let (timeout, worker, tags) = (Some(WORKER_TIMEOUT_S), worker.clone(), tags.clone());

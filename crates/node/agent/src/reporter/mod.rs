@@ -165,7 +165,7 @@ pub(crate) async fn report_node(
         node: env.node_name.clone(),
         worker: env.worker.clone(),
         queues: env.queues.iter().map(queue).collect(),
-        gpus: view::gpus(&env.node, &env.gpus),
+        gpus: view::gpus(env.driver.as_ref(), &env.node, &env.gpus),
         links: env.driver.topology().among(uuids).links().to_vec(),
         waiting,
         suspended,

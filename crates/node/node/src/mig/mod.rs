@@ -35,7 +35,7 @@ pub use journal::Journal;
 pub use mode::WholeGpu;
 pub use mode::{sweep, turn_on};
 pub use stages::Stages;
-pub use view::{MigGpu, MigPlacement, PlacementState, mig_gpus};
+pub use view::{MigGpu, MigPlacement, PlacementState, foreign, mig_gpus};
 pub use writer::Adopt;
 pub use writer::{Writer, make_instances};
 

@@ -2,10 +2,10 @@
 
 use cantle_driver::{Driver, GpuInstance, Installation};
 use cantle_mig::{GpuGeometry, Table};
-use cantle_model::Gpu;
+use cantle_model::{Gpu, Lease, MigInstance, Milli};
 use serde::Serialize;
 
-use super::geometry::geometry;
+use super::geometry::{geometry, is_leased};
 use super::journal::Journal;
 use crate::clock::now_ms;
 use crate::{NodeError, NodeStore};
@@ -52,6 +52,30 @@ pub enum PlacementState {
     Free,
     /// Made by others.
     Foreign,
+}
+
+/// The instances of a GPU that are neither cantle's nor named by one of the leases, with their parts of it: as they were listed when a place was
+/// last looked for. The driver takes dozens of calls for a list, and may not answer.
+pub fn foreign(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    gpu: &Gpu,
+    leases: &[Lease],
+) -> Vec<(MigInstance, Milli)> {
+    let Some((table, found)) = driver.last_instances(&gpu.uuid).filter(|_| gpu.mig) else {
+        return Vec::new();
+    };
+    // This is for people; the scheduler reports what cannot be read.
+    let Ok(journal) = Journal::read(node, &gpu.uuid) else { return Vec::new() };
+    let is_foreign = |found: &&GpuInstance| {
+        !journal.is_ours(found) && !found.devices.iter().any(|device| is_leased(leases, device))
+    };
+    let foreign = |found| {
+        let MigPlacement { profile, start, size, uuid, .. } = place(&table, &journal, found);
+        let milli = Milli(size * Milli::ONE.0 / table.units.max(1));
+        (MigInstance { profile, start, size, uuid: uuid.unwrap_or_default() }, milli)
+    };
+    found.iter().filter(is_foreign).map(foreign).collect()
 }
 
 /// The GPUs of this machine that are in MIG mode.

@@ -108,7 +108,9 @@ fn bar(gpu: &GpuView, style: Style) -> Vec<Span<'static>> {
         spans.push(Span::styled(text, style.color(at)));
         drawn = end;
     }
-    spans.push(Span::raw(glyphs.free.repeat(BAR - drawn)));
+    let foreign: u32 = gpu.foreign.iter().map(|instance| instance.milli).sum();
+    let taken = cells(u64::from(foreign), u64::from(Milli::ONE.0)).min(BAR - drawn);
+    spans.push(Span::raw(glyphs.free.repeat(BAR - drawn - taken) + &"#".repeat(taken)));
     spans
 }
 

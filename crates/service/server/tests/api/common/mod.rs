@@ -184,6 +184,7 @@ pub(crate) fn gpu_view(uuid: &str, model: &str) -> GpuView {
         mode: GpuMode::Shared,
         allocated_milli: 0,
         slices: Vec::new(),
+        foreign: Vec::new(),
         fault: None,
     }
 }

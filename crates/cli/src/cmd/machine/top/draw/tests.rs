@@ -54,6 +54,7 @@ fn gpu(index: u32, mode: GpuMode, slices: Vec<SliceView>) -> GpuView {
         mode,
         allocated_milli: slices.iter().map(|slice| slice.milli).sum(),
         slices,
+        foreign: Vec::new(),
         fault: None,
     }
 }
