@@ -209,7 +209,9 @@ fn random_json_never_breaks_the_server() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = runtime.block_on(TestServer::start());
     let (_, _, answer) = runtime.block_on(server.raw("server.endpoints", "{}"));
-    let endpoints: Vec<String> = serde_json::from_value(answer["data"]["endpoints"].clone()).unwrap();
+    let mut endpoints: Vec<String> = serde_json::from_value(answer["data"]["endpoints"].clone()).unwrap();
+    // Its answers have no envelope: `metering` tests it.
+    endpoints.retain(|endpoint| endpoint != "get_usages");
     assert!(endpoints.len() > 70, "{} endpoints", endpoints.len());
     // Something to hit.
     let queue = runtime.block_on(server.queue("q"));

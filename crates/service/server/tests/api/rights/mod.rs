@@ -306,6 +306,7 @@ async fn what_is_allowed() {
     refused.retain(|endpoint| !endpoint.starts_with("cantle.") && !endpoint.starts_with("workers."));
     let expected = [
         "auth.create_user",
+        "get_usages",
         "projects.create",
         "projects.update",
         "queues.add_or_update_metadata",
