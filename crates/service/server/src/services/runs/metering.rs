@@ -147,9 +147,13 @@ mod tests {
     #[test]
     fn wrong_days_are_named() {
         let why = |from, to| days(from, to).unwrap_err().message;
-        assert_eq!(why("", "2026-11-01"), "from_date is \"\"; it is a day like 2026-11-01");
-        assert_eq!(why("2026-11-01", "1 Nov"), "to_date is \"1 Nov\"; it is a day like 2026-11-01");
-        assert!(why("2026-11-02", "2026-11-01").ends_with("to_date is the same day or a later one"));
-        assert!(why("1000-01-01", "2026-11-01").ends_with("more than 3660 days"));
+        for (from, to, expected) in [
+            ("", "2026-11-01", "from_date is \"\"; it is a day like 2026-11-01"),
+            ("2026-11-01", "1 Nov", "to_date is \"1 Nov\"; it is a day like 2026-11-01"),
+            ("2026-11-02", "2026-11-01", "to_date is the same day or a later one"),
+            ("1000-01-01", "2026-11-01", "more than 3660 days"),
+        ] {
+            assert!(why(from, to).contains(expected), "{}", why(from, to));
+        }
     }
 }
