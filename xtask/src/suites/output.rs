@@ -52,7 +52,8 @@ pub(super) fn follow(
             next = now + GRACE;
             end_tree(signal, child.id());
         }
-        match lines.recv_timeout(REST) {
+        // A program that prints nothing is ended in time, too.
+        match lines.recv_timeout(REST.min(next.saturating_duration_since(now))) {
             Ok(text) => line(text)?,
             Err(RecvTimeoutError::Disconnected) => {
                 let status = child.wait()?;
