@@ -164,7 +164,7 @@ pub struct Lease {
     /// The driver enforces the memory limits of its slices too, as limits of its control group; not those of MIG instances.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub native_limit: bool,
-    /// What enforces [`Self::native_limit`], if it is not the driver itself.
+    /// The mechanism that enforces [`Self::native_limit`], if it is not the driver itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_backend: Option<LimitBackend>,
     /// When the task ends at the latest, in milliseconds since 1970, once started; none if it has no time limit.
@@ -259,7 +259,7 @@ impl Lease {
         strongest.into_iter().chain([LimitBackend::Filter]).collect()
     }
 
-    /// What enforces the limits of its control group, if it has some.
+    /// The mechanism that enforces the limits of its control group, if it has some.
     #[must_use]
     pub fn limited_by(&self) -> Option<LimitBackend> {
         self.native_limit.then(|| self.native_backend.unwrap_or(LimitBackend::Nvml))

@@ -45,7 +45,7 @@ impl GroupPlace {
     }
 }
 
-/// What limits control groups on these GPUs for this process, the weaker one of several; the reason if nothing can. GPUs in MIG mode do not count: there
+/// The mechanism that limits control groups on these GPUs for this process, the weaker one of several; the reason if nothing can. GPUs in MIG mode do not count: there
 /// the hardware enforces.
 ///
 /// # Errors

@@ -37,7 +37,7 @@ fn limits_of_control_groups_are_those_of_driver_615() {
     assert!(limits.set(&gpu, &group, 1 << 30).is_err(), "it is gone");
 }
 
-/// The kernel of no test machine has the controller: a tree of plain files stands for it.
+/// The kernel of no test machine has the controller: a tree of plain files takes its place.
 #[test]
 fn where_nvml_has_no_limits_the_kernels_controller_is_asked() {
     let Some(node) = Node::new() else { return };

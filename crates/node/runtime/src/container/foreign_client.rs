@@ -34,7 +34,7 @@ pub struct Unconfined {
 pub struct ForeignContainer {
     /// Its first process.
     pub pid: u32,
-    /// What is wrong with it.
+    /// The fault of it.
     pub unconfined: Option<Unconfined>,
 }
 

@@ -51,11 +51,11 @@ const PRELOADED: [Preloaded; 4] = [
 const SURVIVES_KILLS_FROM: u32 = 625;
 /// The first container toolkit that sets a driver's limits.
 const LIMITS_FROM: (u32, u32, u32) = (1, 20, 1);
-/// What that toolkit reads, and names that look like it, which it ignores.
+/// The name that the toolkit reads, and similar names, which it ignores.
 const READ: [&str; 2] = ["NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"];
 const IGNORED: [&str; 2] = ["NVIDIA_GPU_MEMORY_REQUESTS", "NVIDIA_GPU_MEMORY_LIMITS"];
 
-/// What this machine has of others; nothing on most machines.
+/// Programs of others on this machine; none on most machines.
 pub(super) fn limits_of_others(driver: &dyn Driver) -> Vec<Checkup> {
     let branch = driver.versions().driver.split('.').next().and_then(|branch| branch.parse().ok());
     let processes = processes();
