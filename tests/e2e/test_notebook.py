@@ -334,6 +334,22 @@ def test_code_server_gets_its_own_paths_and_is_missed_in_words(cantle):
     assert "cantle: code-server is not installed on " in cantle.output(task)
 
 
+def test_the_next_notebook_removes_the_sockets_of_those_that_are_over(cantle):
+    cantle.up(*QUEUE)
+    socket_of = lambda task: f"/tmp/cantle-notebook-{task}.sock"
+    _, over = hostile(cantle)
+    _, lasts = hostile(cantle)
+    cantle.cli("stop", over)
+    cantle.wait_state(over, "stopped")
+    # It was ended, and left its socket.
+    assert os.path.exists(socket_of(over))
+    _, new = hostile(cantle)
+    assert [os.path.exists(socket_of(task)) for task in (over, lasts, new)] == [False, True, True]
+    for task in (lasts, new):
+        cantle.cli("stop", task)
+        os.unlink(socket_of(task))
+
+
 def test_each_notebook_may_have_a_host_of_its_own(cantle):
     cantle.up(*QUEUE, "--notebook-url", "http://*.localhost:9")
     cantle.cli("quota", "set", "vision", "--gpu", "1")

@@ -35,6 +35,10 @@ use crate::tunnel::Tunnel;
 
 /// Jupyter's own.
 const PORT: u16 = 8888;
+/// Removes the sockets of the user's notebooks that are over: a program that is killed leaves its own behind.
+const SWEEP: &str = r#"for old in "${sock%/*}"/cantle-notebook-*.sock; do
+    [ ! -O "$old" ] || grep -qF " $old" /proc/net/unix || rm -f "$old"
+done"#;
 /// Starts it; `$0` is the program, and the words after it are its arguments.
 const START: &str = r#"root=; [ "$(id -u)" != 0 ] || root=--allow-root
 JUPYTER_TOKEN=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
@@ -170,7 +174,8 @@ fn address(server: &Connection, task: &str) -> String {
 /// The task of a new notebook.
 fn submit(server: &Connection, args: &NotebookArgs) -> Result<String, CliError> {
     let (program, start, _) = args.program();
-    let command = args.words(start).into_iter().chain(args.arguments.iter().cloned()).collect();
+    let command =
+        args.words(&format!("{SWEEP}\n{start}")).into_iter().chain(args.arguments.iter().cloned()).collect();
     shell::submit(server, &args.slice, &args.name, command, Some(program))
 }
 
