@@ -150,9 +150,9 @@ def test_what_the_driver_cannot_suspend_is_undisturbed(cantle, talk):
     cantle.wait_state(task, "completed", seconds=240)
 
 
-@pytest.mark.parametrize("whom", ["helper", "command"])
+@pytest.mark.parametrize("ended", ["helper", "command"])
 @pytest.mark.parametrize("step", ["suspend", "resume"])
-def test_a_death_in_the_middle_ends_running(cantle, talk, whom, step):
+def test_a_death_in_the_middle_ends_running(cantle, talk, ended, step):
     """An unfinished suspension is undone, and an unfinished return goes on."""
     up(cantle, talk)
     task, held = begin(cantle, talk)
@@ -163,7 +163,7 @@ def test_a_death_in_the_middle_ends_running(cantle, talk, whom, step):
     child = cantle.start(step, task, log="step.log")
     wait_until(lambda: helpers(child.pid), 30, "a helper")
     wait_until(lambda: cantle.machine.checkpoints() != before or child.poll() is not None, 30, cantle.machine.checkpoints)
-    for victim in helpers(child.pid) if whom == "helper" else [child.pid]:
+    for victim in helpers(child.pid) if ended == "helper" else [child.pid]:
         os.kill(victim, signal.SIGKILL)
     child.wait(timeout=60)
     wait_until(lambda: cantle.used() == [held] and not cantle.machine.checkpoints(), 60, lambda: (cantle.used(), cantle.machine.checkpoints()))
