@@ -191,9 +191,9 @@ impl Cgroup {
         if !path.starts_with(ENGINE_PARENT) {
             return;
         }
-        for hierarchy in mounts_of(&read("/proc/self/mountinfo"), "cgroup") {
+        for found in mounts(&read("/proc/self/mountinfo")).filter(|found| found.kind == "cgroup") {
             // Usually not there. The kernel refuses it for a group with processes.
-            let _ = fs::remove_dir(hierarchy.join(path));
+            let _ = fs::remove_dir(Path::new(found.mount).join(path));
         }
     }
 
@@ -212,13 +212,22 @@ impl Cgroup {
     }
 }
 
-/// Where the filesystems of this kind are mounted.
-fn mounts_of(mountinfo: &str, kind: &str) -> Vec<PathBuf> {
-    let mount = |line: &str| {
+/// A mount of `/proc/self/mountinfo`.
+struct Mount<'a> {
+    kind: &'a str,
+    /// Of its file system.
+    options: &'a str,
+    /// The directory of the file system that is mounted.
+    root: &'a str,
+    mount: &'a str,
+}
+
+fn mounts(mountinfo: &str) -> impl Iterator<Item = Mount<'_>> {
+    mountinfo.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
-        (right.split(' ').next() == Some(kind)).then(|| left.split(' ').nth(4).map(PathBuf::from)).flatten()
-    };
-    mountinfo.lines().filter_map(mount).collect()
+        let (mut left, mut right) = (left.split(' ').skip(3), right.split(' '));
+        Some(Mount { kind: right.next()?, options: right.nth(1)?, root: left.next()?, mount: left.next()? })
+    })
 }
 
 /// Is the group known to have none below it? The kernel counts a link for each of those and two for the directory itself. A group has
@@ -261,22 +270,16 @@ impl Hierarchy {
     }
 
     fn find(mountinfo: &str, cgroups: &str, (kind, controller): (&str, &str)) -> Option<Self> {
-        let mount = mountinfo.lines().find_map(|line| {
-            let (left, right) = line.split_once(" - ")?;
-            let mut right = right.split(' ');
-            let (its_kind, options) = (right.next()?, right.nth(1)?);
-            let fits = its_kind == kind
-                && (controller.is_empty() || options.split(',').any(|option| option == controller));
-            let mut left = left.split(' ').skip(3);
-            fits.then_some((left.next()?, left.next()?))
-        });
-        let (root, mount) = mount?;
+        let found = mounts(mountinfo).find(|found| {
+            found.kind == kind
+                && (controller.is_empty() || found.options.split(',').any(|option| option == controller))
+        })?;
         let own = cgroups.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
             let controllers = fields.next()?;
             controllers.split(',').any(|name| name == controller).then(|| fields.next())?
         });
-        Some(Self { mount: mount.into(), root: root.to_owned(), own: own?.to_owned() })
+        Some(Self { mount: found.mount.into(), root: found.root.to_owned(), own: own?.to_owned() })
     }
 
     fn directory(&self, path: &str) -> PathBuf {
@@ -431,8 +434,9 @@ mod tests {
         group.make_directory().unwrap();
         let path = group.path_for_engine().unwrap();
         assert!(path.starts_with("/cantle-containers/test-"), "{path}");
-        let others = mounts_of(&read("/proc/self/mountinfo"), "cgroup");
-        let others: Vec<PathBuf> = others.iter().map(|mount| mount.join(&path[1..])).collect();
+        let mountinfo = read("/proc/self/mountinfo");
+        let others = mounts(&mountinfo).filter(|found| found.kind == "cgroup");
+        let others: Vec<PathBuf> = others.map(|found| Path::new(found.mount).join(&path[1..])).collect();
         others.iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
         fs::create_dir(group.dir().join("container")).unwrap();
         group.remove();
