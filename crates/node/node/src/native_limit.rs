@@ -134,9 +134,8 @@ pub fn renew(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> Result<bool, N
     let Some(dir) = lease.cgroup.as_ref().filter(|_| lease.native_limit) else { return Ok(false) };
     let mut changed = false;
     for slice in lease.slices.iter().filter(|slice| slice.mig.is_none()) {
-        let hard_bytes = hard_bytes(slice, gpus);
-        if driver.native_limit().used(&slice.gpu, dir)?.hard_bytes != Some(hard_bytes) {
-            driver.native_limit().set(&slice.gpu, dir, hard_bytes)?;
+        if differs(driver, dir, slice, gpus)? {
+            driver.native_limit().set(&slice.gpu, dir, hard_bytes(slice, gpus))?;
             changed = true;
         }
     }
@@ -163,10 +162,14 @@ pub(crate) fn is_changed(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> bo
     let Some(dir) = lease.cgroup.as_ref().filter(|_| lease.native_limit && lease.suspension.is_none()) else {
         return false;
     };
-    lease.slices.iter().filter(|slice| slice.mig.is_none()).any(|slice| {
-        let known = driver.native_limit().used(&slice.gpu, dir);
-        known.is_ok_and(|known| known.hard_bytes != Some(hard_bytes(slice, gpus)))
-    })
+    let mut limited = lease.slices.iter().filter(|slice| slice.mig.is_none());
+    limited.any(|slice| differs(driver, dir, slice, gpus).is_ok_and(|differs| differs))
+}
+
+/// Has the group another limit than this slice?
+fn differs(driver: &dyn Driver, group: &Path, slice: &Slice, gpus: &[Gpu]) -> Result<bool, NodeError> {
+    let known = driver.native_limit().used(&slice.gpu, group)?;
+    Ok(known.hard_bytes != Some(hard_bytes(slice, gpus)))
 }
 
 fn set_all(driver: &dyn Driver, group: &Cgroup, slices: &[Slice], gpus: &[Gpu]) -> Result<(), NodeError> {
