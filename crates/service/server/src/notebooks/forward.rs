@@ -1,7 +1,7 @@
 //! Passes requests on to a notebook, and its answers back.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -103,13 +103,16 @@ impl Connections {
         self.open().entry(key).or_default().push(IdleConnection { sender, since: Instant::now() });
     }
 
-    /// Closes those that were not used for long.
-    fn prune(&self) {
-        let mut open = self.open();
-        for of_key in open.values_mut() {
-            of_key.retain(|idle| !idle.sender.is_closed() && idle.since.elapsed() < IDLE);
+    /// Closes those that were not used for long, again and again.
+    pub(super) async fn close_idle(&self) {
+        loop {
+            sleep(IDLE / 2).await;
+            let mut open = self.open();
+            for of_key in open.values_mut() {
+                of_key.retain(|idle| !idle.sender.is_closed() && idle.since.elapsed() < IDLE);
+            }
+            open.retain(|_, of_key| !of_key.is_empty());
         }
-        open.retain(|_, of_key| !of_key.is_empty());
     }
 
     pub(super) fn forget(&self, task: &str) {
@@ -149,11 +152,6 @@ pub(super) async fn forward(to: Target, mut request: Request) -> Result<Response
         to.api.app.notebooks.found().remove(&to.task);
     }
     connections.put(key, sender);
-    let app = Arc::clone(&to.api.app);
-    tokio::spawn(async move {
-        sleep(IDLE + Duration::from_secs(1)).await;
-        app.notebooks.connections.prune();
-    });
     let (mut parts, body) = answer.into_parts();
     to.clean(&mut parts.headers);
     Ok(Response::from_parts(parts, Body::new(body)))

@@ -1,6 +1,8 @@
 //! The listener of notebooks.
 
+use std::future::IntoFuture as _;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig as TlsConfig;
@@ -38,10 +40,15 @@ pub(crate) async fn serve(
     listener: TcpListener,
     api: Api,
     silence: Duration,
-    tls: Option<watch::Receiver<std::sync::Arc<TlsConfig>>>,
+    tls: Option<watch::Receiver<Arc<TlsConfig>>>,
 ) {
+    let app = Arc::clone(&api.app);
     let service = router(api).into_make_service_with_connect_info::<Peer>();
-    if let Err(error) = axum::serve(Door::new(listener, silence, tls), service).await {
+    let served = tokio::select! {
+        served = axum::serve(Door::new(listener, silence, tls), service).into_future() => served,
+        () = app.notebooks.connections.close_idle() => Ok(()),
+    };
+    if let Err(error) = served {
         tracing::error!("the address of notebooks is not served any more: {error}");
     }
 }
