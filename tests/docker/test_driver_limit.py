@@ -30,17 +30,6 @@ TOOLS = ["-v", f"{HERE}:/tools:ro", "-v", f"{ROOT / 'tests/bypass'}:/bypass:ro"]
 NAMESPACE = ["--cgroupns", "host"]
 FILL = ["python3", "/tools/fill.py"]
 
-# Sets the hard limit of a group on GPU 0, as another program of root does.
-SET = """
-import ctypes, sys
-nvml = ctypes.CDLL("libnvidia-ml.so.1")
-class Limits(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64)]
-device = ctypes.c_void_p()
-assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
-assert nvml.nvmlDeviceSetMemoryLimits_v1(device, ctypes.byref(Limits(sys.argv[1].encode(), 0, int(sys.argv[2])))) == 0
-"""
-
 pytestmark = pytest.mark.skipif("CANTLE_TEST_DRIVER" not in os.environ, reason="another driver; run tests/docker/matrix.sh driver-615")
 
 
@@ -100,7 +89,7 @@ def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle, engine)
     up.send_signal(signal.SIGKILL)
     up.wait()
     assert limits(cantle) == [limit], "it is the group's"
-    done = cantle.program(sys.executable, "-c", SET, limit["group"], str(12 * GIB))
+    done = cantle.program(sys.executable, "-c", installation.SET_LIMIT, limit["group"], str(12 * GIB))
     assert done.returncode == 0, done.stderr
     cantle.up(*words, port=port)
     wait_until(lambda: limits(cantle) == [limit], 60, lambda: limits(cantle))

@@ -220,11 +220,16 @@ def test_the_end_of_a_suspended_one_leaves_nothing(cantle, engine, talk, who):
     assert cantle.used() == [0] and cantle.machine.checkpoints() == []
 
 
-def test_it_makes_room_for_another_one(cantle, talk):
+def up_with_suspension(cantle, talk):
+    """A queue that suspends before it requeues; the flags of a task that needs its only GPU."""
     up(cantle, talk)
     cantle.cli("queues", "set", "q", "--preempt", "suspend,requeue")
     cantle.cli("quota", "set", "a", "--gpu", "1")
-    flags = ("--gpus", "1", "--project", "a")
+    return "--gpus", "1", "--project", "a"
+
+
+def test_it_makes_room_for_another_one(cantle, talk):
+    flags = up_with_suspension(cantle, talk)
     low, held = begin(cantle, talk, *flags)
     high = cantle.submit("q", "python3", "/tools/fill.py", "5", flags=(*flags, "--priority", "5"))
     wait_until(lambda: is_out(cantle, low), 240, lambda: (cantle.task(low), cantle.task(high)))
@@ -239,10 +244,7 @@ def test_it_makes_room_for_another_one(cantle, talk):
 
 
 def test_one_that_cannot_be_suspended_is_queued_again(cantle, talk):
-    up(cantle, talk)
-    cantle.cli("queues", "set", "q", "--preempt", "suspend,requeue")
-    cantle.cli("quota", "set", "a", "--gpu", "1")
-    flags = ("--gpus", "1", "--project", "a")
+    flags = up_with_suspension(cantle, talk)
     low, _ = begin(cantle, talk, *flags)
     assert talk.ask(f"managed({MIB})") == 0
     high = cantle.submit("q", "true", flags=(*flags, "--priority", "5"))

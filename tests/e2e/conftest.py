@@ -22,6 +22,16 @@ FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
 # An ordinary user.
 NOBODY = 65534
 FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
+# Sets the hard limit of a group on GPU 0, as another program of root does.
+SET_LIMIT = """
+import ctypes, sys
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+class Limits(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64)]
+device = ctypes.c_void_p()
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceSetMemoryLimits_v1(device, ctypes.byref(Limits(sys.argv[1].encode(), 0, int(sys.argv[2])))) == 0
+"""
 
 
 def hold_until(path, *flags):

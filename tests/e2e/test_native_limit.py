@@ -9,23 +9,12 @@ import time
 
 import pytest
 
-from conftest import CANTLE, Cantle, own_port, wait_until
+from conftest import CANTLE, SET_LIMIT, Cantle, own_port, wait_until
 
 MIB = 1 << 20
 # Half of an A100-40GB, and what a task may always hold beyond its slice.
 HARD = 20480 * MIB + 512 * MIB
 LONG = ["sleep", "300"]
-
-# Sets the hard limit of a group on GPU 0, as another program of root does.
-SET = """
-import ctypes, sys
-nvml = ctypes.CDLL("libnvidia-ml.so.1")
-class Limits(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64)]
-device = ctypes.c_void_p()
-assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
-assert nvml.nvmlDeviceSetMemoryLimits_v1(device, ctypes.byref(Limits(sys.argv[1].encode(), 0, int(sys.argv[2])))) == 0
-"""
 
 
 @pytest.fixture
@@ -55,7 +44,7 @@ def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle):
     up.send_signal(signal.SIGKILL)
     up.wait()
     assert limits(cantle) == [limit], "it is the group's"
-    done = cantle.program(sys.executable, "-c", SET, limit["group"], str(HARD * 2 // 3))
+    done = cantle.program(sys.executable, "-c", SET_LIMIT, limit["group"], str(HARD * 2 // 3))
     assert done.returncode == 0, done.stderr
     cantle.up(*words, port=port)
     wait_until(lambda: limits(cantle) == [limit], 60, lambda: limits(cantle))
@@ -65,7 +54,7 @@ def test_a_task_is_limited_until_its_end_whatever_ends_the_agent(cantle):
 
 
 def change(cantle, limit, hard):
-    done = cantle.program(sys.executable, "-c", SET, limit["group"], str(hard))
+    done = cantle.program(sys.executable, "-c", SET_LIMIT, limit["group"], str(hard))
     assert done.returncode == 0, done.stderr
 
 
