@@ -189,9 +189,7 @@ fn quantity(mib: u64) -> String {
 /// or that is not the injector's. Sizes of GPUs that are away for a moment do no harm.
 #[must_use]
 pub fn is_outdated(claim: &ResourceClaim, slice: &SliceName, sizes: &GpuSizes) -> bool {
-    let is_ours = claim.annotations().get(POD_CLAIM).is_some_and(|name| name == CLAIM);
-    let is_given = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
-    if !is_ours || is_given || claim.metadata.deletion_timestamp.is_some() {
+    if !is_waiting(claim) {
         return false;
     }
     let there = json!(claim.spec);
@@ -202,6 +200,14 @@ pub fn is_outdated(claim: &ResourceClaim, slice: &SliceName, sizes: &GpuSizes) -
     all.extend(sizes);
     // Without GPUs nothing better is known.
     spec(slice, sizes).is_some() && spec(slice, &all).is_some_and(|wanted| !is_same(&there, &wanted))
+}
+
+/// Is it a claim of the injector's that has not been allocated, and stays?
+#[must_use]
+pub fn is_waiting(claim: &ResourceClaim) -> bool {
+    let is_ours = claim.annotations().get(POD_CLAIM).is_some_and(|name| name == CLAIM);
+    let is_given = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+    is_ours && !is_given && claim.metadata.deletion_timestamp.is_none()
 }
 
 /// Objects may have more: later versions of Kubernetes fill in more.

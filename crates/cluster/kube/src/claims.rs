@@ -1,4 +1,5 @@
-//! Says which claims waiting pods lack, and which are for GPUs that are not there any more.
+//! Says which claims waiting pods lack, and which have to be created again: those for GPUs that are not there any more, and those of pods
+//! that kube-scheduler has missed ([`crate::missed`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use tokio::time::Instant;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
-use cantle_kube_model::claim::{FINALIZER, GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by};
+use cantle_kube_model::claim::{
+    FINALIZER, GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by, is_waiting,
+};
 use cantle_kube_model::names::KIND_SHARED;
 
 /// A claim that was created is seen after this at the latest, and one that was refused is tried again.
@@ -26,9 +29,15 @@ pub(crate) struct ClaimWork {
     /// To be created, by the pods' UIDs.
     pub(crate) missing: BTreeMap<String, ResourceClaim>,
     /// To be deleted, so that others can take their names.
-    pub(crate) outdated: Vec<Arc<ResourceClaim>>,
+    pub(crate) replaced: Vec<Replaced>,
     /// Why a pod gets no claim, by the pods' UIDs.
     pub(crate) refused: BTreeMap<String, String>,
+}
+
+/// A claim that another one is created for.
+pub(crate) struct Replaced {
+    claim: Arc<ResourceClaim>,
+    why: &'static str,
 }
 
 /// Follows the claims of waiting pods.
@@ -42,12 +51,13 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// The actions on claims that `waiting` pods need. `known` has all claims of the cluster.
+    /// The actions on claims that `waiting` pods need. `known` has all claims of the cluster. `missed`: the UIDs of pods that need a new claim.
     pub(crate) fn work(
         &mut self,
         waiting: &[Arc<Pod>],
         known: &Store<ResourceClaim>,
         slices: &[Arc<ResourceSlice>],
+        missed: &BTreeSet<String>,
     ) -> Result<ClaimWork, KubeError> {
         let sizes = sizes(slices);
         if sizes != self.sizes {
@@ -84,7 +94,10 @@ impl Claims {
             self.tried.remove(&uid);
             let Some(claim_uid) = there.uid() else { continue };
             if !self.fitting.contains(&claim_uid) && is_outdated(&there, &reference.slice, &self.sizes) {
-                work.outdated.push(there);
+                work.replaced.push(Replaced { claim: there, why: "it is for other GPUs than there are" });
+            } else if missed.contains(&uid) && is_waiting(&there) {
+                work.replaced
+                    .push(Replaced { claim: there, why: "kube-scheduler does not try its pod again" });
             } else {
                 fitting.insert(claim_uid);
             }
@@ -127,18 +140,19 @@ pub(crate) async fn create(client: &Client, claim: &ResourceClaim) -> Result<(),
     }
 }
 
-/// Deletes a claim, so that one for other GPUs can take its name: the pod names it. One that changed meanwhile, because it was
-/// allocated, is left alone.
+/// Deletes a claim, so that another one can take its name: the pod names it. One that changed meanwhile, because it was allocated, is
+/// left alone.
 ///
 /// # Errors
 /// If the API server refuses.
-pub(crate) async fn delete(client: &Client, claim: Arc<ResourceClaim>) -> Result<(), KubeError> {
+pub(crate) async fn delete(client: &Client, replaced: Replaced) -> Result<(), KubeError> {
+    let Replaced { claim, why } = replaced;
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &namespace);
     let seen = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
     match api.delete(&name, &DeleteParams { preconditions: Some(seen), ..DeleteParams::default() }).await {
         Ok(deleted) => {
-            tracing::info!("claim {namespace}/{name} is for other GPUs than there are; creating it again");
+            tracing::info!("creating claim {namespace}/{name} again: {why}");
             if let Some(left) = deleted.left() {
                 let_go(&api, &left).await?;
             }
@@ -205,7 +219,7 @@ mod tests {
         for claim in there {
             seen.apply_watcher_event(&Event::Apply(claim.clone()));
         }
-        claims.work(&[pod("u")], &known, &slices(mib)).unwrap()
+        claims.work(&[pod("u")], &known, &slices(mib), &BTreeSet::new()).unwrap()
     }
 
     fn memory(claim: &ResourceClaim) -> Value {
@@ -222,7 +236,7 @@ mod tests {
         claims.tried("u".to_owned(), None);
         assert!(work(&mut claims, &[], 40_960).missing.is_empty(), "the watch is later than the answer");
         let there = work(&mut claims, std::slice::from_ref(&missing), 40_960);
-        assert!(there.missing.is_empty() && there.outdated.is_empty() && there.refused.is_empty());
+        assert!(there.missing.is_empty() && there.replaced.is_empty() && there.refused.is_empty());
         assert!(!work(&mut claims, &[], 40_960).missing.is_empty(), "it was deleted");
     }
 
@@ -241,9 +255,9 @@ mod tests {
         let mut small = work(&mut claims, &[], 40_960).missing.remove("u").unwrap();
         small.metadata.uid = Some("c".to_owned());
         let there = [small];
-        assert!(work(&mut claims, &there, 40_960).outdated.is_empty());
-        assert_eq!(work(&mut claims, &there, 81_920).outdated.len(), 1);
-        assert_eq!(work(&mut claims, &there, 81_920).outdated.len(), 1, "until it is gone");
+        assert!(work(&mut claims, &there, 40_960).replaced.is_empty());
+        assert_eq!(work(&mut claims, &there, 81_920).replaced.len(), 1);
+        assert_eq!(work(&mut claims, &there, 81_920).replaced.len(), 1, "until it is gone");
         assert_eq!(memory(&work(&mut claims, &[], 81_920).missing["u"]), json!("40Gi"));
     }
 
@@ -253,7 +267,7 @@ mod tests {
         let mut foreign = work(&mut claims, &[], 40_960).missing.remove("u").unwrap();
         foreign.metadata.owner_references = None;
         let work = work(&mut claims, &[foreign], 81_920);
-        assert!(work.outdated.is_empty() && work.missing.is_empty());
+        assert!(work.replaced.is_empty() && work.missing.is_empty());
         assert!(work.refused["u"].contains(CLAIM));
     }
 }

@@ -14,6 +14,7 @@ pub mod dra;
 mod error;
 mod leader;
 mod look;
+mod missed;
 mod node;
 mod observe;
 mod pending;

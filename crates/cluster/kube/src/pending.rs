@@ -25,6 +25,7 @@ use crate::KubeError;
 use crate::claims::{self, ClaimWork, Claims};
 use crate::cluster::{Watched, strip};
 use crate::leader::Leader;
+use crate::missed::Missed;
 use crate::node::ticks;
 use crate::preemption::{Evictor, NOTE_MAX};
 use crate::watched::follow;
@@ -110,6 +111,7 @@ async fn serve(
         pods,
         quotas,
         claims: Claims::default(),
+        missed: Missed::default(),
         requests,
         let_go,
         leader,
@@ -181,6 +183,7 @@ struct PendingPods {
     pods: Store<Pod>,
     quotas: Store<ResourceQuota>,
     claims: Claims,
+    missed: Missed,
     /// Those of the pods that this replica has seen.
     requests: Requests,
     /// Pods whose gate was taken away, by their UIDs, until they are seen without it.
@@ -252,7 +255,11 @@ impl PendingPods {
 
     fn claim_work(&mut self, waiting: &[Arc<Pod>]) -> Result<ClaimWork, KubeError> {
         let Some((slices, claims)) = self.watched.claims() else { return Ok(ClaimWork::default()) };
-        self.claims.work(waiting, claims, &slices.state())
+        // kube-scheduler finds no place, and there is one.
+        let is_missed = |uid: &String| self.made.get(uid).is_some_and(|made| made.is_shown);
+        let unplaced = waiting.iter().filter(|pod| is_unschedulable(pod)).filter_map(|pod| pod.uid());
+        let missed = self.missed.due(&unplaced.filter(is_missed).collect());
+        self.claims.work(waiting, claims, &slices.state(), &missed)
     }
 
     /// Makes all calls, several at a time.
@@ -274,7 +281,7 @@ impl PendingPods {
             }
         }
         let client = &self.client;
-        let deletions = stream::iter(claims.outdated).map(|claim| claims::delete(client, claim));
+        let deletions = stream::iter(claims.replaced).map(|claim| claims::delete(client, claim));
         for done in deletions.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
             done.unwrap_or_else(|error| tracing::warn!("waiting pods: {error}; trying again"));
         }
@@ -309,8 +316,10 @@ impl PendingPods {
     }
 
     async fn advise(&mut self, view: &ClusterView, waiting: &[Arc<Pod>]) -> Advice {
-        // Allocated claims are in the view.
+        // Allocated claims are in the view, and their pods need no advice: they would be counted twice.
         let given: BTreeSet<&str> = view.holdings.iter().map(|holding| holding.pod.as_str()).collect();
+        let has_none = |pod: &&Arc<Pod>| pod.uid().is_none_or(|uid| !given.contains(uid.as_str()));
+        let waiting: Vec<Arc<Pod>> = waiting.iter().filter(has_none).cloned().collect();
         let shown: BTreeMap<String, &Arc<Pod>> =
             waiting.iter().filter_map(|pod| Some((pod.uid()?, pod))).collect();
         self.made.retain(|uid, made| {
@@ -325,9 +334,9 @@ impl PendingPods {
         let under_way = self.made.iter().map(|(uid, made)| (uid.clone(), made.nomination.clone())).collect();
         let placed = self.watched.placed();
         let nominator = Nominator::new(view, &self.watched.nodes(), &placed).expecting(self.requests.mix());
-        let mut advice = nominator.advise(waiting, &under_way);
+        let mut advice = nominator.advise(&waiting, &under_way);
         if let Some(evictor) = &mut self.evictor {
-            let in_vain = evictor.turn(&nominator, &placed, waiting, &under_way).await;
+            let in_vain = evictor.turn(&nominator, &placed, &waiting, &under_way).await;
             for (uid, why) in in_vain {
                 advice.lacking.entry(uid).and_modify(|lacks| *lacks = format!("{lacks}; preemption: {why}"));
             }
