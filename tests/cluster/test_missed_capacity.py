@@ -43,9 +43,15 @@ def test_a_pod_that_was_tried_too_early_has_its_place_at_once(plane, hand_made, 
     create("second")
     missed = lambda: [each for each in seen("second")["status"].get("conditions", []) if each.get("reason") == "Unschedulable"]
     wait_until(missed, LATE, lambda: seen("second")["status"])
+    waits = 'cantle_webhook_waiting_gpus{cause="room",slice="cantle-fraction-5000",product=""} 0.5'
+    wait_until(lambda: waits in injector.observe("/metrics"), 5, lambda: injector.observe("/metrics"))
     began = time.monotonic()
     wait_until(lambda: seen("second")["spec"].get("nodeName"), 60, lambda: f"{seen('second')['status']}\n{injector.program.log()[-2000:]}")
     print(f"\nplaced {time.monotonic() - began:.1f} s after it was missed")
     assert seen("first")["spec"]["nodeName"] and slow_scheduler.late >= 2
     again = [line for line in injector.program.log().splitlines() if "kube-scheduler does not try its pod again" in line]
     assert len(again) == 1, again
+    seen_now = lambda: injector.observe("/metrics")
+    wait_until(lambda: "cantle_webhook_waiting_gpus{" not in seen_now(), 10, seen_now)
+    for line in ['cantle_webhook_claims_replaced_total{cause="missed"} 1', 'cantle_webhook_nominations_total{answer="withdrawn"} 1', "cantle_webhook_leader 1"]:
+        assert line in seen_now().splitlines(), seen_now()

@@ -7,6 +7,7 @@
 //! | [`claim`] | what the claim of a pod contains |
 //! | [`dra`] | which devices a node publishes, and what an allocated claim means |
 //! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
+//! | [`demand`] | what the pods without a node request, for metrics |
 //! | [`nominate`] | which node kube-scheduler tries first |
 //! | [`gpu_quota`] | which pods a quota of their namespace holds |
 //! | [`gpu_object`] | what `kubectl` shows of the GPUs of a node |
@@ -17,6 +18,7 @@ pub mod claim;
 pub mod classic;
 pub mod cluster;
 mod decision;
+pub mod demand;
 pub mod dra;
 mod error;
 pub mod gpu_object;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
+use crate::waiting::Counted;
 use cantle_kube_model::claim::{
     FINALIZER, GpuSizes, MAX_SIZES, claim, claim_of, is_outdated, is_owned_by, is_waiting,
 };
@@ -37,7 +38,8 @@ pub(crate) struct ClaimWork {
 /// A claim that another one is created for.
 pub(crate) struct Replaced {
     claim: Arc<ResourceClaim>,
-    why: &'static str,
+    /// [`Counted::Outdated`] or [`Counted::Missed`].
+    pub(crate) cause: Counted,
 }
 
 /// Follows the claims of waiting pods.
@@ -94,10 +96,9 @@ impl Claims {
             self.tried.remove(&uid);
             let Some(claim_uid) = there.uid() else { continue };
             if !self.fitting.contains(&claim_uid) && is_outdated(&there, &reference.slice, &self.sizes) {
-                work.replaced.push(Replaced { claim: there, why: "it is for other GPUs than there are" });
+                work.replaced.push(Replaced { claim: there, cause: Counted::Outdated });
             } else if missed.contains(&uid) && is_waiting(&there) {
-                work.replaced
-                    .push(Replaced { claim: there, why: "kube-scheduler does not try its pod again" });
+                work.replaced.push(Replaced { claim: there, cause: Counted::Missed });
             } else {
                 fitting.insert(claim_uid);
             }
@@ -146,12 +147,16 @@ pub(crate) async fn create(client: &Client, claim: &ResourceClaim) -> Result<(),
 /// # Errors
 /// If the API server refuses.
 pub(crate) async fn delete(client: &Client, replaced: Replaced) -> Result<(), KubeError> {
-    let Replaced { claim, why } = replaced;
+    let Replaced { claim, cause } = replaced;
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
     let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &namespace);
     let seen = Preconditions { uid: claim.uid(), resource_version: claim.resource_version() };
     match api.delete(&name, &DeleteParams { preconditions: Some(seen), ..DeleteParams::default() }).await {
         Ok(deleted) => {
+            let why = match cause {
+                Counted::Missed => "kube-scheduler does not try its pod again",
+                _ => "it is for other GPUs than there are",
+            };
             tracing::info!("creating claim {namespace}/{name} again: {why}");
             if let Some(left) = deleted.left() {
                 let_go(&api, &left).await?;

@@ -23,6 +23,7 @@ pub mod queues;
 mod socket;
 mod survey;
 mod version;
+mod waiting;
 mod watched;
 mod webhook;
 

@@ -28,8 +28,10 @@ use crate::leader::Leader;
 use crate::missed::Missed;
 use crate::node::ticks;
 use crate::preemption::{Evictor, NOTE_MAX};
+use crate::waiting::{Counted, WaitingPods};
 use crate::watched::follow;
 use cantle_kube_model::cluster::ClusterView;
+use cantle_kube_model::demand::{PodDemand, demand};
 use cantle_kube_model::gpu_quota;
 use cantle_kube_model::inject::SLICE_LABEL;
 use cantle_kube_model::nominate::{Advice, Nomination, Nominator, Requests, is_held, nominated_node};
@@ -71,9 +73,14 @@ pub struct PendingSettings {
 }
 
 /// Serves waiting pods until `stop` ends, and then lets another replica continue.
-pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop: impl Future<Output = ()>) {
+pub(crate) async fn keep_serving(
+    client: Client,
+    settings: PendingSettings,
+    metrics: Arc<WaitingPods>,
+    stop: impl Future<Output = ()>,
+) {
     let mut stop = pin!(stop);
-    while !serve(client.clone(), settings.clone(), stop.as_mut()).await {
+    while !serve(client.clone(), settings.clone(), &metrics, stop.as_mut()).await {
         tracing::warn!("the cluster's state was restored from a backup: reading all of it again");
     }
 }
@@ -82,6 +89,7 @@ pub(crate) async fn keep_serving(client: Client, settings: PendingSettings, stop
 async fn serve(
     client: Client,
     settings: PendingSettings,
+    metrics: &Arc<WaitingPods>,
     mut stop: Pin<&mut impl Future<Output = ()>>,
 ) -> bool {
     let PendingSettings { namespace, lease, identity, packs, preempts } = settings;
@@ -102,10 +110,12 @@ async fn serve(
     let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(identity) };
     let events = Recorder::new(client.clone(), reporter);
     let (requests, made, told) = (Requests::default(), BTreeMap::new(), BTreeMap::new());
-    let evictor = (packs && preempts).then(|| Evictor::new(client.clone(), events.clone()));
+    let evictor =
+        (packs && preempts).then(|| Evictor::new(client.clone(), events.clone(), Arc::clone(metrics)));
     let let_go = BTreeSet::new();
     let mut server = PendingPods {
         client,
+        metrics: Arc::clone(metrics),
         packs,
         watched,
         pods,
@@ -178,6 +188,7 @@ struct Made {
 
 struct PendingPods {
     client: Client,
+    metrics: Arc<WaitingPods>,
     packs: bool,
     watched: Watched,
     pods: Store<Pod>,
@@ -214,6 +225,7 @@ impl PendingPods {
             self.leader.renew().await?;
         }
         if !self.leader.leads() {
+            self.metrics.leads(false);
             if self.asked_at.is_some_and(|at| at.elapsed() < self.leader.pace()) {
                 return Ok(());
             }
@@ -222,10 +234,12 @@ impl PendingPods {
                 return Ok(());
             }
         }
+        self.metrics.leads(true);
         self.is_known().await?;
         let live = self.pods.state();
         let mut waiting: Vec<Arc<Pod>> = live.iter().filter(|pod| !is_placed(pod)).cloned().collect();
         if waiting.is_empty() {
+            self.metrics.see(PodDemand::new());
             return Ok(());
         }
         let view = match self.watched.view().await {
@@ -239,6 +253,8 @@ impl PendingPods {
             self.requests.see(view, &live);
         }
         let beyond = self.beyond(view.as_ref(), &live);
+        let by_quota = beyond.keys().map(String::as_str).collect();
+        self.metrics.see(demand(waiting.iter().map(AsRef::as_ref), &by_quota));
         let (held, allowed) =
             waiting.into_iter().partition(|pod| beyond.contains_key(&pod.uid().unwrap_or_default()));
         waiting = allowed;
@@ -281,6 +297,7 @@ impl PendingPods {
             }
         }
         let client = &self.client;
+        claims.replaced.iter().for_each(|replaced| self.metrics.count(replaced.cause));
         let deletions = stream::iter(claims.replaced).map(|claim| claims::delete(client, claim));
         for done in deletions.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
             done.unwrap_or_else(|error| tracing::warn!("waiting pods: {error}; trying again"));
@@ -292,6 +309,7 @@ impl PendingPods {
                 self.claims.tried(uid.clone(), claimed.err().map(|error| error.to_string()));
             }
             if let Some(nomination) = nomination {
+                self.metrics.count(Counted::Nominated);
                 self.made.insert(uid, Made { nomination, is_shown: false, seen: Instant::now() });
             }
         }
@@ -329,6 +347,9 @@ impl PendingPods {
             }
             // kube-scheduler takes a nomination away when an attempt has failed: then the pod may have another one.
             let is_refused = made.is_shown && node == Some(None);
+            if is_refused {
+                self.metrics.count(Counted::Withdrawn);
+            }
             !is_refused && !given.contains(uid.as_str()) && made.seen.elapsed() < LATE
         });
         let under_way = self.made.iter().map(|(uid, made)| (uid.clone(), made.nomination.clone())).collect();

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::KubeError;
+use crate::waiting::{Counted, WaitingPods};
 use cantle_kube_model::nominate::preempt::{
     DisruptionBudget, PreemptedPod, Preemption, Preemptor, is_asked, is_to_wait, priority,
 };
@@ -38,14 +39,15 @@ struct Preempting {
 pub(crate) struct Evictor {
     client: Client,
     events: Recorder,
+    metrics: Arc<WaitingPods>,
     /// When, by their UIDs.
     evicted: BTreeMap<String, Instant>,
     preempting: BTreeMap<String, Preempting>,
 }
 
 impl Evictor {
-    pub(crate) const fn new(client: Client, events: Recorder) -> Self {
-        Self { client, events, evicted: BTreeMap::new(), preempting: BTreeMap::new() }
+    pub(crate) const fn new(client: Client, events: Recorder, metrics: Arc<WaitingPods>) -> Self {
+        Self { client, events, metrics, evicted: BTreeMap::new(), preempting: BTreeMap::new() }
     }
 
     /// Would the pod take what others have to go for?
@@ -134,6 +136,7 @@ impl Evictor {
             }
             tracing::info!(pod = format!("{namespace}/{name}"), by, node, "evicted: {reason}");
             self.evicted.insert(uid.clone(), Instant::now());
+            self.metrics.count(Counted::Evicted);
             let for_it = format!("by {by} (priority {}), which {reason}", priority(pod));
             self.say("Preempted", for_it, pod_reference(victim), pod.object_ref(&())).await;
             let of_it = format!("{reason}; evicted {namespace}/{name} (priority {its}) from node {node}");

@@ -1,11 +1,13 @@
 //! The metrics of the injector.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cantle_metrics::{Exposition, MetricKind};
 
 use crate::observe::{Calls, Observed};
+use crate::waiting::WaitingPods;
 use cantle_kube_model::inject::ReviewOutcome;
 
 const BOUNDS_S: [f64; 8] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025, 0.1];
@@ -17,6 +19,8 @@ pub(super) struct Metrics {
     ready: AtomicBool,
     clock_is_off: AtomicBool,
     calls: Calls,
+    /// The pods that wait.
+    pub(super) waiting: Arc<WaitingPods>,
 }
 
 impl Default for Metrics {
@@ -25,6 +29,7 @@ impl Default for Metrics {
             ready: AtomicBool::new(false),
             clock_is_off: AtomicBool::new(false),
             calls: Calls::new(&OUTCOMES, &BOUNDS_S),
+            waiting: Arc::default(),
         }
     }
 }
@@ -63,6 +68,7 @@ impl Observed for Metrics {
             "Time to an answer, without network and TLS.",
         );
         self.calls.write_durations(text, &[]);
+        self.waiting.write(text);
     }
 }
 
@@ -73,6 +79,6 @@ mod tests {
 
     #[test]
     fn each_metric_is_documented() {
-        assert_eq!(documented(&Metrics::default()).len(), 2);
+        assert_eq!(documented(&Metrics::default()).len(), 8);
     }
 }

@@ -79,12 +79,13 @@ pub async fn serve_webhook(
     let shared =
         Arc::new(Shared { rules: settings.rules, bodies: Bodies::default(), metrics: Arc::clone(&metrics) });
     let mut background = JoinSet::new();
+    let waiting = Arc::clone(&metrics.waiting);
     background.spawn(show(settings.observers, metrics));
     let mut stop = Box::pin(stop);
     let (stopping, stopped) = watch::channel(());
     let mut servers = JoinSet::new();
     if let Some(pending) = settings.pending {
-        servers.spawn(keep_serving(client.clone(), pending, ended(stopped.clone())));
+        servers.spawn(keep_serving(client.clone(), pending, waiting, ended(stopped.clone())));
     }
     let mut manager = Manager::new(client.clone(), settings.certificates);
     let tls = tokio::select! {
