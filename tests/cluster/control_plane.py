@@ -21,11 +21,12 @@ CALLS = os.environ.get("CANTLE_TEST_CALLS")
 
 
 class ControlPlane:
-    def __init__(self, folder, programs):
-        self.folder, self.programs = folder, programs
+    def __init__(self, folder, programs, gates=GATES, apis="", fixed_port=OWN_NODE):
+        """`gates`: feature gates; `apis`: versions of APIs that are off by default, as in `--runtime-config`."""
+        self.folder, self.programs, self.gates, self.apis = folder, programs, gates, apis
         self.audit_log = folder / "audit.log"
         self.etcd_port, self.peer_port, self.port, self.kcm_port, self.scheduler_port = free_ports(5)
-        self.port = 443 if OWN_NODE else self.port
+        self.port = 443 if fixed_port else self.port
         self.certificates = Certificates(folder / "certificates", f"https://127.0.0.1:{self.port}")
         crt, key = self.certificates.crt, self.certificates.key
         self.api = Api(self.certificates.url, crt("ca"), crt("admin"), key("admin"))
@@ -70,7 +71,8 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
-            f"--feature-gates={GATES}",
+            f"--feature-gates={self.gates}",
+            f"--runtime-config={self.apis}",
             *self.audit_flags(),
         ]
 
@@ -82,7 +84,7 @@ class ControlPlane:
     def client_flags(self, name, port):
         config = self.certificates.kubeconfig(name)
         flags = [f"--kubeconfig={config}", f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"]
-        return [*flags, "--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false", f"--feature-gates={GATES}"]
+        return [*flags, "--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false", f"--feature-gates={self.gates}"]
 
     def kcm_flags(self):
         crt, key = self.certificates.crt, self.certificates.key

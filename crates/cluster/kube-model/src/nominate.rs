@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use cantle_decide::{BrokenPlan, SnapshotBuilder, decide};
 use cantle_model::{LeaseId, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{Host, Mix, Plan, Policy, Running, Waiting};
+use cantle_sched::{Gang, Host, Mix, Plan, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -159,7 +159,8 @@ impl<'a> Nominator<'a> {
             Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
         }));
         world = world.running(self.under_way(others, &is_open));
-        let waiting = batch.iter().filter_map(|pod| waiting_of(self.view, pod)).collect();
+        let mut waiting: Vec<Waiting> = batch.iter().filter_map(|pod| waiting_of(self.view, pod)).collect();
+        size_gangs(&mut waiting);
         let policy = Policy { backfill: true, ..Policy::default() };
         decide(&world.queue(queue(), waiting).expected(expected).build(), &policy, 0)
     }
@@ -209,7 +210,26 @@ fn waiting_of(view: &ClusterView, pod: &Pod) -> Option<Waiting> {
     waiting.compute = slice_name.compute();
     waiting.devices = slice_name.devices();
     waiting.host = host_of(pod);
+    waiting.gang = group_of(pod).map(|name| Gang { name, size: 1 });
     Some(waiting)
+}
+
+/// The group that kube-scheduler places as a whole (`GangScheduling` of Kubernetes 1.36) with this pod in it, as `NAMESPACE/NAME`.
+pub(crate) fn group_of(pod: &Pod) -> Option<String> {
+    let group = pod.spec.as_ref()?.scheduling_group.as_ref()?.pod_group_name.as_ref()?;
+    Some(format!("{}/{group}", pod.namespace().unwrap_or_default()))
+}
+
+/// The pods of a group that wait are placed together or not at all: a part of a group that has its nominations keeps others from the nodes,
+/// and runs no earlier.
+fn size_gangs(waiting: &mut [Waiting]) {
+    let mut sizes: BTreeMap<String, u32> = BTreeMap::new();
+    for gang in waiting.iter().filter_map(|each| each.gang.as_ref()) {
+        *sizes.entry(gang.name.clone()).or_default() += 1;
+    }
+    for gang in waiting.iter_mut().filter_map(|each| each.gang.as_mut()) {
+        gang.size = sizes[&gang.name];
+    }
 }
 
 /// A label can be changed after the pod was created, and its claim cannot.

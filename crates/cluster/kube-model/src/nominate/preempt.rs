@@ -10,7 +10,7 @@ use cantle_sched::Host;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Nomination, Nominator, gates, has_preferences, host_of, slice_of};
+use super::{Nomination, Nominator, gates, group_of, has_preferences, host_of, slice_of};
 use crate::ObjectExt as _;
 use crate::claim::ends_with_pod;
 use crate::cluster::{ClusterView, PodSlices, ViewNode};
@@ -78,12 +78,17 @@ pub fn is_to_wait<'n>(
     preempting.into_iter().any(|(higher, node)| priority(pod) < higher && may_go_to(node))
 }
 
-/// May other pods have to go for this one? Only if kube-scheduler has tried it, and all that keeps it from a node is known here.
+/// May other pods have to go for this one? Only if kube-scheduler has tried it, and all that keeps it from a node is known here. How many pods
+/// its group needs is not.
 fn may_preempt(pod: &Pod) -> bool {
     let policy = pod.spec.as_ref().and_then(|spec| spec.preemption_policy.as_deref());
     let is_waiting =
         is_unschedulable(pod) && gates(pod).next().is_none() && pod.metadata.deletion_timestamp.is_none();
-    is_waiting && slice_of(pod).is_some() && !has_preferences(pod) && policy != Some("Never")
+    is_waiting
+        && slice_of(pod).is_some()
+        && group_of(pod).is_none()
+        && !has_preferences(pod)
+        && policy != Some("Never")
 }
 
 /// A pod that has slices.

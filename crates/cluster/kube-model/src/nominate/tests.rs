@@ -190,3 +190,20 @@ fn a_pod_is_held_for_its_nomination_and_not_for_other_gates() {
     assert_eq!(of(&gated(&[PACKING_GATE])), (true, true));
     assert_eq!(of(&gated(&["kueue.x-k8s.io/admission", PACKING_GATE])), (false, false), "not yet");
 }
+
+/// kube-scheduler places such pods together or not at all.
+#[test]
+fn pods_of_a_group_are_nominated_together_or_not_at_all() {
+    let (view, nodes) = (view(&["a"], 4), nodes(&["a"], &json!({}), "32"));
+    let of_group = |group: &str, count: usize| {
+        let spec = json!({"schedulingGroup": {"podGroupName": group}});
+        (0..count).map(|at| pod(&format!("{group}{at}"), "cantle-whole-1", spec.clone())).collect::<Vec<_>>()
+    };
+    let two = [of_group("x", 3), of_group("y", 3)].concat();
+    let none: [Pod; 0] = [];
+    let advice = Nominator::new(&view, &nodes, &none).advise(&two, &BTreeMap::new());
+    assert_eq!(advice.nominations.into_keys().collect::<Vec<_>>(), ["x0", "x1", "x2"]);
+    assert_eq!(advice.lacking.keys().collect::<Vec<_>>(), ["y0", "y1", "y2"]);
+    assert!(advice.lacking["y0"].contains("for each of 3 tasks at once"), "{:?}", advice.lacking);
+    assert_eq!(chosen(&view, &nodes, &of_group("z", 5)), Vec::<String>::new(), "one has no place");
+}

@@ -24,7 +24,7 @@ impl DisruptionBudget {
         Self {
             namespace: budget.namespace().unwrap_or_default(),
             selector: budget.spec.as_ref().and_then(|spec| spec.selector.clone()),
-            allowed: budget.status.as_ref().map_or(0, |status| status.disruptions_allowed),
+            allowed: budget.status.as_ref().map_or(0, |status| status.disruptions_allowed.unwrap_or(0)),
         }
     }
 
