@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::claim::claim_of;
-use crate::cluster::{ClusterView, ViewNode};
+use crate::cluster::{ClusterView, ViewGpu, ViewNode};
 use crate::dra::claim::bytes;
 use crate::inject::{self, SLICE_LABEL};
 use crate::names::PACKING_GATE;
@@ -147,10 +147,17 @@ impl<'a> Nominator<'a> {
             nodes.filter(|node| batch.first().is_some_and(|first| self.obstacle(first, node).is_none()))
         };
         let mut world = SnapshotBuilder::default();
+        // A claim is for a shared GPU or for an instance, and never gets the other.
+        let wants_instances =
+            batch.first().and_then(|first| requested(first)).is_some_and(|slice| is_instance(&slice));
+        let serves = |gpu: &&ViewGpu| match wants_instances {
+            true => gpu.offer.has_instances(),
+            false => gpu.offer.has_shares(),
+        };
         for node in open() {
             let host = self.nodes.get(&node.name).map(|(_, free)| *free);
-            let gpus = node.gpus.iter().filter(|gpu| !gpu.by_plugin).map(|gpu| gpu.offer.clone());
-            world = world.node_with_host(&node.name, gpus, host);
+            let gpus = node.gpus.iter().filter(|gpu| !gpu.by_plugin).filter(serves);
+            world = world.node_with_host(&node.name, gpus.map(|gpu| gpu.offer.clone()), host);
         }
         let is_open = |name: &str| open().any(|node| node.name == name);
         let held = self.view.holdings.iter().filter(|holding| is_open(&holding.node));
@@ -202,8 +209,13 @@ impl<'a> Nominator<'a> {
     }
 }
 
+/// The slice of a pod, also of one that no injector has seen.
+fn requested(pod: &Pod) -> Option<SliceName> {
+    slice_of(pod).or_else(|| inject::slice_of(pod))
+}
+
 fn waiting_of(view: &ClusterView, pod: &Pod) -> Option<Waiting> {
-    let slice_name = slice_of(pod).or_else(|| inject::slice_of(pod))?;
+    let slice_name = requested(pod)?;
     let gpus = view.nodes.iter().flat_map(|node| &node.gpus);
     let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
     let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(slice_name.slice_request(tables));
@@ -241,7 +253,11 @@ pub(crate) fn slice_of(pod: &Pod) -> Option<SliceName> {
 /// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
 /// instances of MIG: their devices exclude others.
 fn is_packed(pod: &Pod, slice_name: &SliceName) -> bool {
-    !matches!(slice_name, SliceName::Mig { .. }) && !has_preferences(pod)
+    !is_instance(slice_name) && !has_preferences(pod)
+}
+
+const fn is_instance(slice_name: &SliceName) -> bool {
+    matches!(slice_name, SliceName::Mig { .. })
 }
 
 /// Does the pod have more constraints than its selector, tolerations and requests?

@@ -207,3 +207,21 @@ fn pods_of_a_group_are_nominated_together_or_not_at_all() {
     assert!(advice.lacking["y0"].contains("for each of 3 tasks at once"), "{:?}", advice.lacking);
     assert_eq!(chosen(&view, &nodes, &of_group("z", 5)), Vec::<String>::new(), "one has no place");
 }
+
+/// On machines a part of such a GPU is an instance. Claims on parts are for shared GPUs only.
+#[test]
+fn a_share_has_no_place_on_a_gpu_in_mig_mode() {
+    let mut mixed = view(&["m", "s"], 1);
+    let offered = crate::dra::devices::tests::offers(1, true, false).remove(0);
+    mixed.nodes[0].gpus[0].offer = offered;
+    let nodes = nodes(&["m", "s"], &json!({}), "32");
+    let shares: Vec<Pod> =
+        (0..5).map(|at| pod(&format!("p{at}"), "cantle-fraction-2500", json!({}))).collect();
+    assert_eq!(chosen(&mixed, &nodes, &shares), ["s"; 4]);
+    let none: [Pod; 0] = [];
+    let nominator = Nominator::new(&mixed, &nodes, &none);
+    let advice = nominator.advise(&shares, &BTreeMap::new());
+    assert_eq!(advice.lacking["p4"], "needs 0.25 GPU, nothing free (1 of 1 in use)");
+    let instance = pod("i", "cantle-mig-1g.10gb", json!({}));
+    assert_eq!(nominator.lacks(&instance, &BTreeMap::new(), None), None);
+}
