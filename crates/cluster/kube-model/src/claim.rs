@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use crate::ObjectExt as _;
 use crate::dra::ComputeParameters;
 use crate::inject::CLAIM;
-use crate::names::{CLASS_SHARED, CLASS_WHOLE, COMPUTE_MARKER, DRIVER, class_of_profile, size_marker};
+use crate::names::{
+    CLASS_SHARED, CLASS_WHOLE, COMPUTE_MARKER, DRIVER, NUMA_GROUP, NVLINK_GROUP, class_of_profile,
+    size_marker,
+};
 use crate::slice_name::{SliceName, claim_name, slice_of_claim_name};
 
 /// Sizes of GPUs that one claim can be for: Kubernetes allows no more alternatives in a request.
@@ -122,6 +125,7 @@ fn devices_of(slice: &SliceName, sizes: &GpuSizes) -> Option<Value> {
             device["capacity"] = memory(shared_mib(slice, ANY_MIB));
             (json!({"name": "gpu", "exactly": device}), *gpus)
         }
+        SliceName::Whole { gpus } if *gpus > 1 => return Some(well_connected(*gpus)),
         // Two whole GPUs are never the same one.
         SliceName::Whole { gpus } => (json!({"name": "gpu", "exactly": devices(CLASS_WHOLE, *gpus)}), 1),
         SliceName::Mig { profile } => {
@@ -134,6 +138,23 @@ fn devices_of(slice: &SliceName, sizes: &GpuSizes) -> Option<Value> {
         claim["constraints"] = json!([{"distinctAttribute": format!("{DRIVER}/uuid"), "requests": ["gpu"]}]);
     }
     Some(claim)
+}
+
+/// Whole GPUs: those that NVLink joins if there are as many free, else those of one NUMA node, else any.
+fn well_connected(gpus: u32) -> Value {
+    let named = |name: &str| {
+        let mut device = devices(CLASS_WHOLE, gpus);
+        device["name"] = json!(name);
+        device
+    };
+    let alternatives = [("linked", Some(NVLINK_GROUP)), ("near", Some(NUMA_GROUP)), ("any", None)];
+    let constraint = |(name, group): (&str, Option<&str>)| {
+        let attribute = format!("{DRIVER}/{}", group?);
+        Some(json!({"matchAttribute": attribute, "requests": [format!("gpu/{name}")]}))
+    };
+    let requests: Vec<Value> = alternatives.iter().map(|(name, _)| named(name)).collect();
+    let constraints: Vec<Value> = alternatives.into_iter().filter_map(constraint).collect();
+    json!({"requests": [{"name": "gpu", "firstAvailable": requests}], "constraints": constraints})
 }
 
 /// A part of a GPU, as one alternative per size.
@@ -243,6 +264,21 @@ mod tests {
         assert_eq!(first[0]["capacity"]["requests"]["gpu.cantle.dev/mib_40960"], "0", "only of that size");
         assert_eq!(first[1]["capacity"]["requests"]["memory"], "40Gi");
         assert!(spec["devices"].get("constraints").is_none());
+    }
+
+    #[test]
+    fn whole_gpus_are_the_best_connected_ones_that_are_free() {
+        let spec = spec(&SliceName::Whole { gpus: 2 }, &GpuSizes::new()).unwrap();
+        let alternatives = &spec["devices"]["requests"][0]["firstAvailable"];
+        let named: Vec<&str> =
+            alternatives.as_array().unwrap().iter().filter_map(|each| each["name"].as_str()).collect();
+        assert_eq!(named, ["linked", "near", "any"]);
+        assert_eq!(alternatives[0]["count"], 2);
+        let constraints = json!([
+            {"matchAttribute": "gpu.cantle.dev/nvlinkGroup", "requests": ["gpu/linked"]},
+            {"matchAttribute": "gpu.cantle.dev/numaGroup", "requests": ["gpu/near"]},
+        ]);
+        assert_eq!(spec["devices"]["constraints"], constraints);
     }
 
     #[test]

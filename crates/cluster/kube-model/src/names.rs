@@ -85,3 +85,8 @@ pub const MIG_RESOURCE: &str = "nvidia.com/mig-";
 pub fn resource_of_profile(profile: &str) -> String {
     format!("{MIG_RESOURCE}{}", profile.replace('+', "."))
 }
+
+/// Attribute of devices: the number of the GPU's group on its node that NVLink joins.
+pub const NVLINK_GROUP: &str = "nvlinkGroup";
+/// Attribute of devices: the number of the GPU's group on its node with one NUMA node.
+pub const NUMA_GROUP: &str = "numaGroup";

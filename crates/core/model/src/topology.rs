@@ -143,6 +143,23 @@ impl Topology {
         Self::new(gpus, |one, other| self.link(&links[one], &links[other]))
     }
 
+    /// The GPUs that are joined with others by connections for which `joins` is true, in one step or several: for each of them, the position
+    /// of the first GPU of its group.
+    #[must_use]
+    pub fn groups(&self, joins: impl Fn(GpuLink) -> bool) -> Vec<(GpuUuid, usize)> {
+        let mut first: Vec<usize> = (0..self.gpus.len()).collect();
+        for one in 0..self.gpus.len() {
+            for other in one + 1..self.gpus.len() {
+                if joins(self.link(&self.gpus[one], &self.gpus[other])) {
+                    let (low, high) = (first[one].min(first[other]), first[one].max(first[other]));
+                    first.iter_mut().filter(|of| **of == high).for_each(|of| *of = low);
+                }
+            }
+        }
+        let is_joined = |at: &usize| first.iter().filter(|of| **of == *at).count() > 1;
+        self.gpus.iter().cloned().zip(first.iter().copied()).filter(|(_, at)| is_joined(at)).collect()
+    }
+
     /// Is any connection known?
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -194,6 +211,20 @@ mod tests {
         assert_eq!(Topology::from_report(gpus.clone(), links.clone()), topology);
         assert_eq!(Topology::from_report(uuids(4), links), Topology::default(), "another number of GPUs");
         assert!(!Topology::new(gpus, |_, _| GpuLink::default()).is_known());
+    }
+
+    #[test]
+    fn groups_are_joined_over_other_gpus() {
+        let of = |pairs: &[(usize, usize)]| {
+            let topology = Topology::new(uuids(6), |one, other| {
+                link(u32::from(pairs.contains(&(one, other))), PciePath::Sys)
+            });
+            let groups = topology.groups(|link| link.nvlinks > 0);
+            groups.into_iter().map(|(gpu, first)| format!("{}:{first}", gpu.0)).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(&[(0, 1), (2, 3)]), "GPU-0:0 GPU-1:0 GPU-2:2 GPU-3:2");
+        assert_eq!(of(&[(3, 4), (1, 2), (1, 4)]), "GPU-1:1 GPU-2:1 GPU-3:1 GPU-4:1");
+        assert_eq!(of(&[]), "");
     }
 
     #[test]

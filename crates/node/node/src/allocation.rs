@@ -14,7 +14,7 @@ use cantle_ledger::LIMITS_FILE;
 use cantle_mig::{Table, grant};
 use cantle_model::{
     AllocatedPart, ComputeRequest, Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId,
-    MigInstance, QueueSpec, QueueWant, Slice, TaskId,
+    MigInstance, QueueSpec, QueueWant, Slice, TaskId, Topology,
 };
 use cantle_runtime::{BackendChoice, MachineRoot};
 use cantle_sched::{Host, Start, Waiting};
@@ -177,6 +177,12 @@ impl AllocatableGpus {
     pub fn mounted_by(mut self, engine: MachineRoot) -> Self {
         self.engine = engine;
         self
+    }
+
+    /// The connections of the GPUs.
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        self.driver.topology()
     }
 
     /// The capacity of each GPU, and what processes outside of slices hold of it; none if the node lacks files of a slice; for a

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use cantle_decide::Offer;
 use cantle_mig::Table;
-use cantle_model::GpuUuid;
+use cantle_model::{GpuUuid, PciePath, Topology};
 
 use crate::Version;
 use crate::names::{FOREIGN_PART, KIND_MIG, KIND_SHARED};
@@ -62,6 +62,17 @@ pub struct NodeDevice {
     pub lost: bool,
     /// Processes outside of slices hold much of the GPU's memory: no new pod may come here.
     pub foreign: bool,
+    /// The groups of that GPU.
+    pub connected: ConnectedGroups,
+}
+
+/// The GPUs of its node that a GPU is well connected with: each group has the index of its first GPU as its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectedGroups {
+    /// Those that NVLink joins, directly or over others.
+    pub nvlink: Option<u32>,
+    /// Those of the same NUMA node.
+    pub numa: Option<u32>,
 }
 
 /// Counters of a GPU.
@@ -101,6 +112,29 @@ impl Inventory {
         }
         let devices = shared.into_iter().chain(last_first.into_iter().rev().flatten()).collect();
         Self { counters, devices }
+    }
+
+    /// The same, with the connections of the GPUs.
+    #[must_use]
+    pub fn connected(mut self, topology: &Topology) -> Self {
+        let nvlink = topology.groups(|link| link.nvlinks > 0);
+        let numa = topology.groups(|link| link.path.is_some_and(|path| path < PciePath::Sys));
+        let index: BTreeMap<&GpuUuid, u32> =
+            self.devices.iter().map(|device| (&device.gpu, device.index)).collect();
+        let group = |groups: &[(GpuUuid, usize)], gpu: &GpuUuid| {
+            let (_, at) = groups.iter().find(|(of, _)| of == gpu)?;
+            let of_group = groups.iter().filter(|(_, of)| of == at).filter_map(|(gpu, _)| index.get(gpu));
+            of_group.min().copied()
+        };
+        let found = |device: &NodeDevice| ConnectedGroups {
+            nvlink: group(&nvlink, &device.gpu),
+            numa: group(&numa, &device.gpu),
+        };
+        let all: Vec<ConnectedGroups> = self.devices.iter().map(found).collect();
+        for (device, connected) in self.devices.iter_mut().zip(all) {
+            device.connected = connected;
+        }
+        self
     }
 
     /// The devices without those of lost GPUs, and without other taints.
@@ -187,6 +221,7 @@ fn shared_gpu(offer: &Offer) -> NodeDevice {
         takes: (0..units).map(|at| (unit(at), 1)).collect(),
         lost: offer.closed,
         foreign: is_foreign(offer),
+        connected: ConnectedGroups::default(),
     }
 }
 
@@ -224,6 +259,7 @@ fn partition(offer: &Offer, table: &Table, at: usize, start: u32) -> NodeDevice 
         takes,
         lost: offer.closed,
         foreign: is_foreign(offer),
+        connected: ConnectedGroups::default(),
     }
 }
 

@@ -12,7 +12,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
-use crate::names::{COMPUTE_MARKER, DRIVER, TAINT_FOREIGN, TAINT_LOST, size_marker};
+use crate::names::{
+    COMPUTE_MARKER, DRIVER, NUMA_GROUP, NVLINK_GROUP, TAINT_FOREIGN, TAINT_LOST, size_marker,
+};
 use crate::object::node_owner;
 
 /// The API server takes no more devices that draw on counters, or have taints, in one slice.
@@ -75,6 +77,8 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
         attributes.insert("profile".to_owned(), text(profile));
         attributes.insert("start".to_owned(), number(*start));
     }
+    let groups = [(NVLINK_GROUP, device.connected.nvlink), (NUMA_GROUP, device.connected.numa)];
+    attributes.extend(groups.into_iter().filter_map(|(name, group)| Some((name.to_owned(), number(group?)))));
     let shared = device.kind == DeviceKind::Shared;
     let consumes = inventory.counters_of(device).map(|set| {
         vec![DeviceCounterConsumption { counter_set: set.name.clone(), counters: amounts(&device.takes) }]
@@ -146,6 +150,8 @@ fn memory(bytes: u64, shared: bool) -> DeviceCapacity {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use cantle_model::{GpuLink, PciePath, Topology};
+
     use super::super::devices::tests::offers;
     use super::*;
     use crate::Version;
@@ -220,6 +226,23 @@ pub(crate) mod tests {
         let taint = |key: &str| (key.to_owned(), "NoSchedule".to_owned());
         let (lost, foreign) = (taint(TAINT_LOST), taint(TAINT_FOREIGN));
         assert_eq!(all, [vec![lost.clone()], vec![foreign.clone()], vec![lost, foreign], vec![]]);
+    }
+
+    #[test]
+    fn devices_name_the_groups_of_their_gpus() {
+        let offers = offers(4, false, false);
+        let uuids: Vec<_> = offers.iter().map(|offer| offer.gpu.uuid.clone()).collect();
+        let link = |one: usize, other: usize| {
+            let path = if one / 2 == other / 2 { PciePath::Node } else { PciePath::Sys };
+            GpuLink { nvlinks: u32::from((one, other) == (1, 3)), path: Some(path) }
+        };
+        let inventory = Inventory::of(&offers, Version::MIXED).connected(&Topology::new(uuids, link));
+        let slices = slices(&inventory, &Node::default());
+        let group = |device: &Device, name: &str| device.attributes.as_ref()?.get(name)?.int;
+        let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        let groups: Vec<_> =
+            devices.map(|device| (group(device, NVLINK_GROUP), group(device, NUMA_GROUP))).collect();
+        assert_eq!(groups, [(None, Some(0)), (Some(1), Some(0)), (None, Some(2)), (Some(1), Some(2))]);
     }
 
     #[test]

@@ -55,7 +55,10 @@ impl Driver {
     /// The GPUs, as devices.
     pub(super) async fn inventory(&self) -> Result<Inventory, KubeError> {
         let version = self.version;
-        blocking(&self.grants, move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
+        blocking(&self.grants, move |grants| {
+            Ok(Inventory::of(&grants.offers()?, version).connected(&grants.topology()))
+        })
+        .await
     }
 
     /// Puts GPUs into MIG mode that can be now; see [`AllocatableGpus::turn_mig_on`].
