@@ -192,7 +192,7 @@ def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, s
                 assert text.splitlines().count(line) == 1, text
             documented = (ROOT / "docs/metrics.md").read_text()
             names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-            assert len(names) == 19 and all(f"`{name}`" in documented for name in names), names
+            assert len(names) == 25 and all(f"`{name}`" in documented for name in names), names
             assert not plane.api.items(f"{RESOURCE}/resourceclaims")
             the_rest_of_the_page(plane.api, shell, page, namespace)
     finally:

@@ -6,11 +6,13 @@ import pathlib
 import tempfile
 
 import pytest
+import yaml
 
 import chart
 from api import RESOURCE
 from control_plane import ControlPlane
 from injector import pod
+from page import blocks
 from processes import wait_until
 
 pytestmark = pytest.mark.since("1.36", "has no Workload API with groups of pods")
@@ -88,12 +90,12 @@ def test_jobs_are_placed_as_a_whole(plane, hand_made, make_driver, injector, nam
     jobs.delete("small")
     jobs.delete(runs)
     wait_until(lambda: jobs.placed()[waits] == 3, 120, seen)
-    # A group of one's own, with pods of any controller.
-    group = {"metadata": {"name": "own"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+    # The page's group, with pods of any controller.
+    group, member_of = (yaml.safe_load(block) for block in blocks((chart.ROOT / "docs/kubernetes.md").read_text()) if "ulingGroup:" in block or "PodGroup" in block)
     plane.api.create(f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{namespace}/podgroups", group)
     for name in ["own-0", "own-1"]:
         member = pod({LABEL: "1", "job": "own"}, name=name)
-        plane.api.create(jobs.pods, {**member, "spec": {**member["spec"], "schedulingGroup": {"podGroupName": "own"}}})
+        plane.api.create(jobs.pods, {**member, "spec": {**member["spec"], **member_of}})
     wait_until(lambda: jobs.reasons("own"), 60, seen)
     assert jobs.placed() == {waits: 3}
     claims = plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims")

@@ -63,6 +63,10 @@ def compute(page, shell):
 
 
 def look(page, shell, kubeconfig):
+    # test_gangs.py creates them, where the feature is on.
+    page.next("apiVersion: scheduling.k8s.io/v1alpha2\nkind: PodGroup")
+    page.next("schedulingGroup:")
+    page.next("needs 1 GPU for each of 3 tasks at once")
     # Of a pod that has a slice: test_gpu_objects.py.
     shown = shell.run(page.next("kubectl get gpus.cantle.dev")).splitlines()
     documented = page.next("NAME ").splitlines()
