@@ -87,6 +87,12 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(answer.read_text())
 
+    def usage(self, by):
+        """The lines of `cantle usage`."""
+        done = subprocess.run([CANTLE, "-o", "json", "usage", "--by", by], env=self.client_env(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)["items"]
+
     def task(self, task):
         return self.api("tasks.get_by_id", task=task)["task"]
 

@@ -120,6 +120,9 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     words = lambda: server.message(lent[2])
     wait_until(lambda: "waiting: " in words(), 60, words)
     assert queues.pod_of(lent[2]) is None, "the stranger's GPU is no room"
+    # A pod that no queue made has a record of its own, and a task's pod is its task's.
+    names = lambda: sorted(line["name"] for line in server.usage("task") if line["kind"] == "allocated")
+    wait_until(lambda: names() == [f"{namespace}/stranger", "task", "task"], 60, lambda: server.usage("task"))
 
     owner = projects.submit("b", "half", "sleep", "600")
     reclaimed = lambda: [event for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
