@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import getpass
 import io
 import json
 import re
@@ -92,6 +93,9 @@ def test_a_run_without_a_queue_has_a_line_too(box):
     wait_until(lambda: not [slice for gpu in box.json("gpus") for slice in gpu["slices"]], 30, "the end of the slice")
     time.sleep(2)
     before, had = line(), now()
+    by_user = usage(box, "--from", begin.isoformat(), "--by", "user")["items"]
+    (own,) = [line for line in by_user if line.get("user") == f"unix:{getpass.getuser()}"]
+    assert own["runs"] == 1 and own["gpu_seconds"] == pytest.approx(before["gpu_seconds"], abs=1)
     assert before["kind"] == "allocated" and before["runs"] == 1
     assert 0.25 * 6 <= before["gpu_seconds"] <= 0.25 * (had - begin).total_seconds()
     # It has ended.

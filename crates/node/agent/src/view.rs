@@ -7,7 +7,7 @@ use cantle_clearml::cantle::{ComputeView, DirectSlice, ForeignView, GpuView, Pro
 use cantle_driver::Driver;
 use cantle_ledger::host::{Observer, SliceUse};
 use cantle_model::{Gpu, GpuMode, Lease, MigInstance, Milli, Slice};
-use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes, mig};
+use cantle_node::{NodeStore, UserNames, compute_use, gpu_uuid_bytes, mig, uid_of_lease};
 
 /// The number of a slice's processes that are shown: a task may have thousands.
 const PROCESSES: usize = 16;
@@ -87,10 +87,16 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
         enforced_by: lease.enforced_by(slice),
         processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
         compute: compute_view(node, lease),
-        direct: lease
-            .queue
-            .is_none()
-            .then(|| DirectSlice { name: lease.name.clone(), since_ms: Some(lease.placed_ms) }),
+        direct: lease.queue.is_none().then(|| direct(lease)),
+    }
+}
+
+fn direct(lease: &Lease) -> DirectSlice {
+    let owner = uid_of_lease(lease).map(|uid| format!("unix:{}", UserNames::read().name(uid)));
+    DirectSlice {
+        name: lease.name.clone(),
+        since_ms: Some(lease.placed_ms),
+        owner: owner.unwrap_or_default(),
     }
 }
 

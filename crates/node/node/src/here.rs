@@ -75,7 +75,7 @@ pub fn gpus_here(driver: &dyn Driver, node: &NodeStore, own: &[Lease]) -> Result
         let slice = |lease: &Lease| {
             let slice = lease.slices.iter().find(|slice| slice.gpu == gpu.uuid)?.clone();
             let leader = lease.leader.filter(cantle_runtime::alive);
-            let uid = leader.or(Some(lease.owner)).and_then(|first| uid_of(&first));
+            let uid = uid_of_lease(lease);
             let leader = leader.map(|leader| leader.pid);
             let counted_bytes = counted_bytes(node, lease, &slice);
             let processes = of_lease(lease);
@@ -99,6 +99,13 @@ fn counted_bytes(node: &NodeStore, lease: &Lease, slice: &Slice) -> Option<u64> 
 /// Its owner is alive, or its task is.
 fn is_active(lease: &Lease) -> bool {
     lease.kept || [Some(lease.owner), lease.leader].iter().flatten().any(cantle_runtime::alive)
+}
+
+/// The user whose task or program has a lease; `None` if it has just ended.
+#[must_use]
+pub fn uid_of_lease(lease: &Lease) -> Option<u32> {
+    let leader = lease.leader.filter(cantle_runtime::alive);
+    uid_of(&leader.unwrap_or(lease.owner))
 }
 
 fn uid_of(process: &Holder) -> Option<u32> {

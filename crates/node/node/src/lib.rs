@@ -24,6 +24,7 @@ mod run_here;
 mod store;
 mod suspend;
 mod usage;
+mod users;
 mod uuid;
 mod watchdog;
 
@@ -35,7 +36,7 @@ pub use cantle_runtime::{Command, leave_terminal};
 pub use compute::{ComputeArbiter, ComputeUse, compute_use};
 pub use error::NodeError;
 pub use health::GpuFault;
-pub use here::{GpuHere, SliceHere, gpus_here};
+pub use here::{GpuHere, SliceHere, gpus_here, uid_of_lease};
 pub use launch::{Launcher, OUTSIDE, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
 pub use native_limit::{driver_limits, note_group, renew as renew_driver_limits};
@@ -47,6 +48,7 @@ pub use suspend::{
     suspended, waits_again,
 };
 pub use usage::{SliceUsage, measured};
+pub use users::UserNames;
 pub use uuid::gpu_uuid_bytes;
 pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};
 

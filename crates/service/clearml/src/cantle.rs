@@ -124,6 +124,9 @@ pub struct DirectSlice {
     /// When it was taken, in milliseconds since 1970, by the node's clock; absent: before its first report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<i64>,
+    /// Its owner, for people: `unix:NAME` on a machine, `namespace:NAME` in a cluster; empty if nobody knows.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner: String,
 }
 
 /// A process that holds memory of a slice.

@@ -10,6 +10,8 @@ use cantle_usage::GpuPresence;
 
 use crate::services::fleet::nodes::is_recent;
 
+/// Length of an owner's name in characters.
+const OWNER_MAX: usize = 128;
 const STATES: [(GpuPresence, &str); 3] =
     [(GpuPresence::Here, "here"), (GpuPresence::Faulty, "faulty"), (GpuPresence::Away, "away")];
 
@@ -45,6 +47,12 @@ pub(crate) async fn reported(store: &Store, report: &ReportNode, now_us: i64) ->
     store.set_direct_runs(&report.node, &direct_runs(report), now_us).await
 }
 
+/// Of a run of no task. A node says which of its own users it is, and never which of the server's.
+fn owner(of_node: &str) -> String {
+    let is_of_node = ["unix:", "namespace:"].iter().any(|kind| of_node.starts_with(kind));
+    if is_of_node { of_node.chars().take(OWNER_MAX).collect() } else { String::new() }
+}
+
 /// The slices of no task, those of one lease together.
 fn direct_runs(report: &ReportNode) -> Vec<DirectRun> {
     let mut runs: BTreeMap<&str, DirectRun> = BTreeMap::new();
@@ -54,6 +62,7 @@ fn direct_runs(report: &ReportNode) -> Vec<DirectRun> {
             let run = runs.entry(&slice.lease).or_insert_with(|| DirectRun {
                 lease: slice.lease.clone(),
                 name: direct.name.clone(),
+                owner: owner(&direct.owner),
                 since_us: direct.since_ms.map(|ms| ms.saturating_mul(1000)),
                 slices: Vec::new(),
             });

@@ -1,7 +1,6 @@
 //! `cantle ps`, and `cantle gpus` and `cantle top` without a server: the GPUs and slices of this machine, from its leases and its
 //! driver.
 
-use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use cantle_driver::{Driver, Installation};
 use cantle_model::{
     Bytes, GpuMode, GpuUuid, Lease, MigInstance, Milli, Suspension, SuspensionStep, TaskStatus,
 };
-use cantle_node::{GpuHere, NodeStore, SliceHere, gpus_here, suspended};
+use cantle_node::{GpuHere, NodeStore, SliceHere, UserNames, gpus_here, suspended};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -91,7 +90,7 @@ fn open() -> Result<(Arc<dyn Driver>, NodeStore), CliError> {
 
 /// Slices of this machine, of all its users, with or without a server.
 pub(crate) fn ps(context: &Context) -> CommandResult {
-    let users = Users::read();
+    let users = UserNames::read();
     // A task that is suspended meanwhile is in one of both: they are of the same reading.
     let (gpus, leases) = look()?;
     let mut slices: Vec<Slice> =
@@ -102,7 +101,7 @@ pub(crate) fn ps(context: &Context) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(gpu: &GpuHere, here: &SliceHere, users: &Users) -> Slice {
+fn row(gpu: &GpuHere, here: &SliceHere, users: &UserNames) -> Slice {
     let held = here.processes.iter().map(|process| process.pid);
     let pids: Vec<u32> = held.collect();
     Slice {
@@ -227,7 +226,7 @@ pub(crate) fn gpus(context: &Context) -> CommandResult {
 
 /// This machine as a node with its tasks, for `cantle top` without a server.
 pub(crate) fn node() -> Result<(NodeView, Vec<TaskView>), CliError> {
-    let ((gpus, _), name, users) = (look()?, host_name()?, Users::read());
+    let ((gpus, _), name, users) = (look()?, host_name()?, UserNames::read());
     let mut tasks: Vec<TaskView> = Vec::new();
     for here in gpus.iter().flat_map(|gpu| &gpu.slices) {
         if tasks.iter().all(|task| task.id != here.lease.task.0) {
@@ -254,7 +253,7 @@ pub(crate) fn connected() -> Result<NodeView, CliError> {
     Ok(node)
 }
 
-fn task(here: &SliceHere, node: &str, users: &Users) -> TaskView {
+fn task(here: &SliceHere, node: &str, users: &UserNames) -> TaskView {
     let slices = &here.lease.slices;
     TaskView {
         id: here.lease.task.0.clone(),
@@ -320,35 +319,4 @@ fn view(gpu: &GpuHere) -> GpuView {
 
 fn foreign((MigInstance { profile, start, size, .. }, milli): &(MigInstance, Milli)) -> ForeignView {
     ForeignView { profile: profile.clone(), start: *start, size: *size, milli: milli.0 }
-}
-
-/// The names of this machine's own users.
-struct Users(String);
-
-impl Users {
-    fn read() -> Self {
-        Self(fs::read_to_string("/etc/passwd").unwrap_or_default())
-    }
-
-    /// The number where there is no name: other services may know one.
-    fn name(&self, uid: u32) -> String {
-        let line = |line: &str| {
-            let mut fields = line.split(':');
-            let (name, id) = (fields.next()?, fields.nth(1)?);
-            (id.parse() == Ok(uid)).then(|| name.to_owned())
-        };
-        self.0.lines().find_map(line).unwrap_or_else(|| uid.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn users_have_names_or_numbers() {
-        let users =
-            Users("root:x:0:0:root:/root:/bin/sh\nstu1:x:1001:1001::/home/stu1:/bin/sh\nbroken\n".to_owned());
-        assert_eq!([users.name(0), users.name(1001), users.name(7)], ["root", "stu1", "7"]);
-    }
 }

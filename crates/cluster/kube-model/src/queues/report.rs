@@ -60,7 +60,9 @@ fn spec(gpu: Option<&SliceName>) -> String {
 /// A pod without a UID has no record: its successor would look the same.
 fn direct(own: &BTreeSet<String>, holding: &PodSlices) -> Option<DirectSlice> {
     let is_direct = !holding.pod.is_empty() && !own.contains(&holding.pod);
-    is_direct.then(|| DirectSlice { name: holding.name.clone(), since_ms: None })
+    let namespace = holding.name.split_once('/').map(|(namespace, _)| namespace);
+    let owner = namespace.map(|namespace| format!("namespace:{namespace}")).unwrap_or_default();
+    is_direct.then(|| DirectSlice { name: holding.name.clone(), since_ms: None, owner })
 }
 
 fn gpu_view(view: &ClusterView, own: &BTreeSet<String>, seen: &ViewGpu, index: u32) -> GpuView {
@@ -108,8 +110,11 @@ mod tests {
         let named = |pod: &str| {
             let (node, name) = ("n".to_owned(), "team/notebook".to_owned());
             let holding = PodSlices { node, pod: pod.to_owned(), name, slices: Vec::new(), by_claim: true };
-            direct(&own, &holding).map(|direct| direct.name)
+            direct(&own, &holding).map(|direct| (direct.name, direct.owner))
         };
-        assert_eq!(["u-1", "u-2", ""].map(named), [None, Some("team/notebook".to_owned()), None]);
+        assert_eq!(
+            ["u-1", "u-2", ""].map(named),
+            [None, Some(("team/notebook".to_owned(), "namespace:team".to_owned())), None]
+        );
     }
 }

@@ -285,6 +285,7 @@ fn with_direct(lease: &str) -> GpuView {
         direct: Some(DirectSlice {
             name: "python3".into(),
             since_ms: Some(jiff::Timestamp::now().as_millisecond() - 50),
+            owner: "unix:ann".into(),
         }),
     };
     GpuView { slices: vec![slice], ..gpu_view("GPU-a", "A100") }
@@ -304,6 +305,8 @@ async fn a_slice_of_no_task_has_its_line_and_its_account() {
     // Half of the time from when it was taken, not from when it was reported.
     assert!(had.gpu_seconds >= 0.05, "{had:?}");
     assert!(by_task.gpus.iter().all(|gpu| gpu.closes && gpu.late_seconds == 0.0), "{:?}", by_task.gpus);
+    let by_user = usage(&server, &["user"]).await;
+    assert_eq!(line(&by_user, &["unix:ann"]).runs, 1);
     let later = usage(&server, &["task"]).await;
     assert_eq!(line(&later, &["lease-1"]).gpu_seconds.to_bits(), had.gpu_seconds.to_bits(), "it has ended");
 

@@ -16,6 +16,8 @@ pub struct DirectRun {
     pub lease: String,
     /// Its name, for people.
     pub name: String,
+    /// Its owner, for people; empty if nobody knows. No user of the server has such an id.
+    pub owner: String,
     /// When it was given, in microseconds since 1970, by the node's clock; `None`: just now.
     pub since_us: Option<i64>,
     /// The slices.
@@ -78,10 +80,10 @@ async fn begin(
     slices: String,
     now_us: i64,
 ) -> Result<(), StoreError> {
-    let DirectRun { lease, name, since_us, slices: held } = run;
-    let begun = "INSERT INTO runs (task, run, name, taken_us, started_us, node, lease, slices, milli, direct) \
+    let DirectRun { lease, name, owner, since_us, slices: held } = run;
+    let begun = "INSERT INTO runs (task, run, name, taken_us, started_us, node, lease, slices, milli, direct, owner) \
          SELECT $1, COALESCE(MAX(run), 0) + 1, $2, CASE WHEN MAX(run) IS NULL THEN $3 ELSE $4 END, \
-         CASE WHEN MAX(run) IS NULL THEN $3 ELSE $4 END, $5, $1, $6, $7, 1 FROM runs WHERE task = $1";
+         CASE WHEN MAX(run) IS NULL THEN $3 ELSE $4 END, $5, $1, $6, $7, 1, $8 FROM runs WHERE task = $1";
     query(begun)
         .bind(lease)
         .bind(name)
@@ -90,6 +92,7 @@ async fn begin(
         .bind(node)
         .bind(slices)
         .bind(milli(held))
+        .bind(Some(owner).filter(|owner| !owner.is_empty()))
         .execute(tx)
         .await?;
     Ok(())

@@ -255,7 +255,8 @@ async fn what_a_node_gave_to_no_task_has_runs() {
             memory_limit_bytes: 1 << 30,
             mig: None,
         };
-        DirectRun { lease: lease.to_owned(), name: "python".to_owned(), since_us, slices: vec![slice] }
+        let (lease, name, owner) = (lease.to_owned(), "python".to_owned(), "unix:ann".to_owned());
+        DirectRun { lease, name, owner, since_us, slices: vec![slice] }
     };
     let (one, two) = (direct("one", 250, Some(90)), direct("two", 500, None));
     store.set_direct_runs("n", std::slice::from_ref(&one), 100).await.unwrap();
