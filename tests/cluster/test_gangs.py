@@ -3,6 +3,7 @@ Job whose pods all run at once."""
 
 import collections
 import pathlib
+import subprocess
 import tempfile
 
 import pytest
@@ -84,6 +85,9 @@ def test_jobs_are_placed_as_a_whole(plane, hand_made, make_driver, injector, nam
     wait_until(lambda: any(whole in reason for reason in jobs.reasons(waits)), 60, lambda: f"{jobs.reasons(waits)}\n{seen()}")
     wait_until(lambda: not jobs.nominated(), 60, seen)
     assert jobs.placed() == {runs: 3}, "the pods of the group that waits have no node"
+    name = next(each["metadata"]["name"] for each in plane.api.items(jobs.pods) if each["metadata"]["labels"]["job"] == waits)
+    said = subprocess.run([chart.ROOT / "dist/bin/cantle", "why", "--kubeconfig", plane.kubeconfig(), f"{namespace}/{name}"], capture_output=True, text=True)
+    assert whole in said.stdout, said
     # The GPU that is left serves others meanwhile.
     jobs.create(job("small", 2, "0.500"))
     wait_until(lambda: jobs.placed()["small"] == 2, 60, seen)

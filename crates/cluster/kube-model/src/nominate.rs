@@ -198,11 +198,24 @@ impl<'a> Nominator<'a> {
         made: &BTreeMap<String, Nomination>,
         only: Option<&ViewNode>,
     ) -> Option<String> {
+        self.group_lacks(&[pod], made, only)
+    }
+
+    /// The same for pods that are placed together or not at all. Those of them that have other constraints than the first one are not
+    /// kept from a node by them.
+    #[must_use]
+    pub fn group_lacks(
+        &self,
+        pods: &[&Pod],
+        made: &BTreeMap<String, Nomination>,
+        only: Option<&ViewNode>,
+    ) -> Option<String> {
+        let pod = pods.first()?;
         if let Some(obstacle) = only.and_then(|node| self.obstacle(pod, node)) {
             return Some(obstacle.to_owned());
         }
         // Whether there is room does not depend on what is expected, and working that out takes time.
-        match self.plan(&[pod], made, only.map(|node| node.name.as_str()), Mix::new()) {
+        match self.plan(pods, made, only.map(|node| node.name.as_str()), Mix::new()) {
             Ok(plan) => plan.waits.first().map(|wait| wait.reason.to_string()),
             Err(error) => Some(error.to_string()),
         }

@@ -67,7 +67,8 @@ impl ClusterReport {
         };
         let pod = self.pods.iter().find(is_it)?;
         let beyond = self.beyond(namespace, pod);
-        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod, beyond.as_deref()))
+        let group = report::group(&self.view, &self.pods, pod);
+        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), &group, pod, beyond.as_deref()))
     }
 
     /// The quota that keeps a pod waiting.

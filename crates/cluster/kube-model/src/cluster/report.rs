@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{ClusterView, PodSlices, ViewGpu};
 use crate::inject::{missing_slice, slice_of};
-use crate::nominate::{Nominator, is_held};
+use crate::nominate::{Nominator, group_of, is_held};
 use crate::{ObjectExt as _, SliceName, gpu_quota, phase};
 
 /// A GPU of a cluster.
@@ -139,12 +139,24 @@ fn held_by<'a>(view: &'a ClusterView, pod: &Pod) -> Option<&'a PodSlices> {
     view.holdings.iter().find(|holding| holding.pod == uid)
 }
 
-/// Why `pod` waits, or what it has. `nodes` and `placed` are all of the cluster; `beyond` is what a quota holds it for.
+/// The waiting pods that kube-scheduler places together with `pod`, which is the first of them.
+#[must_use]
+pub fn group<'a>(view: &ClusterView, pods: &'a [impl Borrow<Pod>], pod: &'a Pod) -> Vec<&'a Pod> {
+    let group = group_of(pod);
+    let is_of_it =
+        |other: &&Pod| group.is_some() && group_of(other) == group && other.metadata.uid != pod.metadata.uid;
+    let others = pods.iter().map(Borrow::<Pod>::borrow).filter(is_of_it).filter(|other| waits(view, other));
+    std::iter::once(pod).chain(others).collect()
+}
+
+/// Why `pod` waits, or what it has. `nodes` and `placed` are all of the cluster; `beyond` is what a quota holds it for, and `group` the pods that
+/// are placed together with it.
 #[must_use]
 pub fn pod(
     view: &ClusterView,
     nodes: &[impl Borrow<Node>],
     placed: &[impl Borrow<Pod>],
+    group: &[&Pod],
     pod: &Pod,
     beyond: Option<&str>,
 ) -> PodReport {
@@ -184,15 +196,17 @@ pub fn pod(
         let reason = nominator.lacks(pod, &none, Some(node)).unwrap_or_else(|| "has room".to_owned());
         NodeReport { node: node.name.clone(), reason }
     };
-    let reason =
-        match (beyond.map(str::to_owned).or_else(|| held_back(pod)), nominator.lacks(pod, &none, None)) {
-            (Some(gates), _) => gates,
-            (None, Some(lacks)) if with_gpus().next().is_some() => lacks,
-            (None, Some(_)) => "no node offers GPUs of cantle's".to_owned(),
-            (None, None) => {
-                says(pod).unwrap_or_else(|| "there is room: kube-scheduler has not placed it yet".to_owned())
-            }
-        };
+    let reason = match (
+        beyond.map(str::to_owned).or_else(|| held_back(pod)),
+        nominator.group_lacks(group, &none, None),
+    ) {
+        (Some(gates), _) => gates,
+        (None, Some(lacks)) if with_gpus().next().is_some() => lacks,
+        (None, Some(_)) => "no node offers GPUs of cantle's".to_owned(),
+        (None, None) => {
+            says(pod).unwrap_or_else(|| "there is room: kube-scheduler has not placed it yet".to_owned())
+        }
+    };
     report("waiting", reason, with_gpus().map(of).collect())
 }
 
@@ -286,7 +300,10 @@ mod tests {
     fn why_a_pod_waits_names_what_it_needs_and_what_is_free() {
         let (view, nodes, _) = world();
         let none: [Pod; 0] = [];
-        let why = |name: &str, label: &str| pod(&view, &nodes, &none, &pod_of(name, label), None);
+        let why = |name: &str, label: &str| {
+            let pod_there = pod_of(name, label);
+            pod(&view, &nodes, &none, &[&pod_there], &pod_there, None)
+        };
         let late = why("late", "0.750");
         assert_eq!((late.state.as_str(), late.request.as_deref()), ("waiting", Some("0.75 GPU")));
         assert!(late.reason.contains("0.75") && late.reason.contains("0.5"), "{}", late.reason);
@@ -301,6 +318,9 @@ mod tests {
         assert!(has.reason.contains("0.75 GPU, 60 GiB, of GPU-0 on node a"), "{}", has.reason);
         let plain: Pod =
             serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
-        assert_eq!(pod(&view, &nodes, &none, &plain, None).reason, "it asks for no slice of a GPU");
+        assert_eq!(
+            pod(&view, &nodes, &none, &[&plain], &plain, None).reason,
+            "it asks for no slice of a GPU"
+        );
     }
 }
