@@ -14,6 +14,7 @@ import pytest
 from conftest import FILL, wait_until
 
 RULES = Path(__file__).parents[2] / "docs/prometheus/usage.rules.yaml"
+OPENCOST = RULES.with_name("opencost.rules.yaml")
 
 pytestmark = [
     pytest.mark.full,
@@ -71,7 +72,7 @@ def prometheus(tmp_path):
 
 
 def test_promtool_accepts_the_rules():
-    done = subprocess.run(["promtool", "check", "rules", RULES], capture_output=True, text=True)
+    done = subprocess.run(["promtool", "check", "rules", RULES, OPENCOST], capture_output=True, text=True)
     assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
 
 
@@ -102,3 +103,29 @@ def test_the_rules_say_what_the_report_says(make_cantle, prometheus):
     assert abs(line["gpu_seconds"] - seconds()) <= 5
     hours = query("project:cantle_gpu_hours:increase1h")
     assert hours["vision"] > hours["speech"] > 0, hours
+
+
+def test_opencost_is_given_the_gpus_of_slices(tmp_path):
+    """A pod with half a GPU, one with parts of two GPUs of another node, and an instance whose container is not known yet."""
+    gib = 1 << 30
+
+    def gpu(uuid, node, size, mode="shared"):
+        labels = f'gpu="0",UUID="{uuid}",modelName="A100",Hostname="{node}",mode="{mode}"'
+        return {"series": f"cantle_driver_gpu_memory_bytes{{{labels}}}", "values": f"{size * gib}x10"}
+
+    def limit(uuid, node, pod, size, container="main"):
+        labels = f'gpu="0",UUID="{uuid}",modelName="A100",Hostname="{node}",GPU_I_PROFILE="",namespace="team",pod="{pod}",container="{container}"'
+        return {"series": f"cantle_driver_memory_limit_bytes{{{labels}}}", "values": f"{size * gib}x10"}
+
+    def sample(node, pod, value):
+        return {"labels": f'container_gpu_allocation{{namespace="team",pod="{pod}",container="main",node="{node}"}}', "value": value}
+
+    # The first GPU changes its mode: for a moment there are two series of it.
+    gpus = [gpu("GPU-a", "n1", 40), gpu("GPU-a", "n1", 40, "idle"), gpu("GPU-b", "n2", 80), gpu("GPU-c", "n2", 40)]
+    limits = [limit("GPU-a", "n1", "half", 20), limit("GPU-b", "n2", "two", 80), limit("GPU-c", "n2", "two", 10), limit("GPU-c", "n2", "new", 10, container="")]
+    expected = [sample("n1", "half", 0.5), sample("n2", "two", 1.25)]
+    evaluated = {"expr": "container_gpu_allocation", "eval_time": "5m", "exp_samples": expected}
+    test = {"rule_files": [str(OPENCOST)], "evaluation_interval": "1m", "tests": [{"interval": "1m", "input_series": gpus + limits, "promql_expr_test": [evaluated]}]}
+    (tmp_path / "test.yml").write_text(json.dumps(test))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
