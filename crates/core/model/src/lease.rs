@@ -167,6 +167,9 @@ pub struct Lease {
     /// The mechanism that enforces [`Self::native_limit`], if it is not the driver itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_backend: Option<LimitBackend>,
+    /// No filter library is between the task and its GPUs: [`Self::native_limit`] alone enforces its limits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unfiltered: bool,
     /// When the task ends at the latest, in milliseconds since 1970, once started; none if it has no time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_ms: Option<i64>,
@@ -214,6 +217,7 @@ impl Lease {
             cgroup: None,
             native_limit: false,
             native_backend: None,
+            unfiltered: false,
             ends_ms: None,
             module_reserve_bytes: 0,
             burst: None,
@@ -256,7 +260,8 @@ impl Lease {
             Slice { mig: Some(_), .. } => Some(LimitBackend::Mig),
             Slice { mig: None, .. } => self.limited_by(),
         };
-        strongest.into_iter().chain([LimitBackend::Filter]).collect()
+        let filter = (!self.unfiltered).then_some(LimitBackend::Filter);
+        strongest.into_iter().chain(filter).collect()
     }
 
     /// The mechanism that enforces the limits of its control group, if it has some.
@@ -306,6 +311,8 @@ mod tests {
         assert_eq!(lease.enforced_by(&lease.slices[1]), [LimitBackend::Mig, LimitBackend::Filter]);
         lease.native_backend = Some(LimitBackend::Dmem);
         assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Dmem, LimitBackend::Filter]);
+        lease.unfiltered = true;
+        assert_eq!(lease.enforced_by(&lease.slices[0]), [LimitBackend::Dmem]);
     }
 
     #[test]
