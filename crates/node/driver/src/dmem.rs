@@ -12,6 +12,10 @@ use crate::{DriverError, Result};
 
 /// In the hierarchy's root only: a line for each region, with its size.
 const CAPACITY: &str = "dmem.capacity";
+/// The hierarchy of the controller's own, where distributions mount those of version 1.
+const OWN_HIERARCHY: &str = "/sys/fs/cgroup/dmem";
+/// The mount points of version 2: next to hierarchies of version 1, and alone.
+const UNIFIED: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 const MAX: &str = "dmem.max";
 const CURRENT: &str = "dmem.current";
 /// A region without a limit.
@@ -31,7 +35,8 @@ impl Dmem {
     /// # Errors
     /// Why there is none.
     pub(crate) fn of(pci_bus_id: &str, group: &Path) -> std::result::Result<Self, String> {
-        let root = group.ancestors().find(|dir| dir.join(CAPACITY).is_file());
+        let mut roots = group.ancestors().chain([Path::new(OWN_HIERARCHY)]);
+        let root = roots.find(|dir| dir.join(CAPACITY).is_file());
         let root =
             root.ok_or("the kernel does not show a controller of device memory (dmem, Linux 6.14) here")?;
         let known = fs::read_to_string(root.join(CAPACITY)).map_err(|why| format!("{CAPACITY}: {why}"))?;
@@ -49,8 +54,11 @@ impl Dmem {
 
     /// Sets the hard limit of a group in bytes, or clears it. Switches the controller on in the groups above it.
     pub(crate) fn set(&self, group: &Path, hard_bytes: Option<u64>) -> Result<()> {
-        let file = group.join(MAX);
-        if !file.exists() {
+        let place = self.place(group)?;
+        let file = place.join(MAX);
+        if place != group {
+            fs::create_dir_all(&place).map_err(|why| failed(&place, &why))?;
+        } else if !file.exists() {
             self.switch_on(group)?;
         }
         let limit = hard_bytes.map_or_else(|| NO_LIMIT.to_owned(), |bytes| bytes.to_string());
@@ -59,10 +67,27 @@ impl Dmem {
 
     /// The limit of a group, and the memory that its processes hold.
     pub(crate) fn used(&self, group: &Path) -> Result<GroupMemory> {
+        let place = self.place(group)?;
         // Without the controller, a group has neither file, and no limit.
-        let hard_bytes = self.figure(&group.join(MAX))?;
-        let used_bytes = self.figure(&group.join(CURRENT))?.unwrap_or(0);
+        let hard_bytes = self.figure(&place.join(MAX))?;
+        let used_bytes = self.figure(&place.join(CURRENT))?.unwrap_or(0);
         Ok(GroupMemory { hard_bytes, used_bytes })
+    }
+
+    /// The file by which a process enters the group's counterpart; none where the group itself has the controller.
+    pub(crate) fn door(&self, group: &Path) -> Result<Option<PathBuf>> {
+        let place = self.place(group)?;
+        Ok((place != group).then(|| place.join("cgroup.procs")))
+    }
+
+    /// The directory with the controller's files: the group's own, or that of the same name in the controller's hierarchy.
+    fn place(&self, group: &Path) -> Result<PathBuf> {
+        if group.starts_with(&self.root) {
+            return Ok(group.to_owned());
+        }
+        let name = UNIFIED.iter().find_map(|mount| group.strip_prefix(mount).ok());
+        let name = name.ok_or_else(|| failed(group, &io::Error::other("it is not below /sys/fs/cgroup")))?;
+        Ok(self.root.join(name))
     }
 
     fn switch_on(&self, group: &Path) -> Result<()> {
@@ -88,7 +113,7 @@ impl Dmem {
 }
 
 fn failed(file: &Path, why: &io::Error) -> DriverError {
-    DriverError::Dmem { file: file.to_owned(), why: why.to_string() }
+    DriverError::KernelFile { file: file.to_owned(), why: why.to_string() }
 }
 
 /// The address as the kernel writes it: NVML's has a domain of eight digits.

@@ -60,9 +60,17 @@ pub enum DriverError {
     /// The helper for checkpoints failed by itself.
     #[error("the helper for checkpoints failed: {0}")]
     CheckpointHelper(String),
-    /// A file of the kernel's controller of device memory.
+    /// The driver of this GPU has no such thing.
+    #[error("GPU {gpu}: its driver does not have {what}")]
+    Unsupported {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The missing part.
+        what: &'static str,
+    },
+    /// A file of the kernel: of its controller of device memory, or about a GPU.
     #[error("{}: {why}", file.display())]
-    Dmem {
+    KernelFile {
         /// The file.
         file: PathBuf,
         /// The system's error.
@@ -152,6 +160,12 @@ pub enum DriverError {
 }
 
 impl DriverError {
+    /// NVIDIA's driver is not installed, or its kernel module is not loaded (`NVML_ERROR_DRIVER_NOT_LOADED`).
+    #[must_use]
+    pub const fn is_no_driver(&self) -> bool {
+        matches!(self, Self::NoDriver | Self::Nvml { code: 9, .. })
+    }
+
     /// NVML reports that the GPU is gone from the bus or needs a reset.
     #[must_use]
     pub const fn is_gpu_lost(&self) -> bool {
@@ -197,7 +211,7 @@ impl DriverError {
     /// MIG mode is off, the GPU has none, or this is a vGPU guest (`NVML_ERROR_NOT_SUPPORTED`).
     #[must_use]
     pub const fn is_not_supported(&self) -> bool {
-        matches!(self, Self::Nvml { code: 3, .. })
+        matches!(self, Self::Nvml { code: 3, .. } | Self::Unsupported { .. })
     }
 
     /// There is no such instance any more (`NVML_ERROR_INVALID_ARGUMENT` of a stale handle, `NVML_ERROR_NOT_FOUND`).

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_mig::Table;
-use cantle_model::{Gpu, GpuUuid, Slice, Topology};
+use cantle_model::{DirectAccess, Gpu, GpuUuid, Slice, Topology};
 
 use crate::{
     Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries,
@@ -148,6 +148,10 @@ impl Driver for FaultyDriver {
 
     fn native_limit(&self) -> &dyn NativeLimit {
         self.inner.native_limit()
+    }
+
+    fn direct_access(&self, slices: &[Slice]) -> Result<Option<DirectAccess>> {
+        self.inner.direct_access(slices)
     }
 
     fn libraries(&self) -> Result<Libraries> {

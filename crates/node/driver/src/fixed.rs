@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cantle_mig::Table;
-use cantle_model::{Gpu, GpuUuid, Slice, Topology};
+use cantle_model::{DirectAccess, Gpu, GpuUuid, Slice, Topology};
 
 use crate::{
     Activation, Checkpoints, ContainerParts, ContextMemory, Driver, DriverError, GpuInstance, Libraries,
@@ -162,6 +162,10 @@ impl Driver for FixedInstances {
 
     fn native_limit(&self) -> &dyn NativeLimit {
         self.inner.native_limit()
+    }
+
+    fn direct_access(&self, slices: &[Slice]) -> Result<Option<DirectAccess>> {
+        self.inner.direct_access(slices)
     }
 
     fn libraries(&self) -> Result<Libraries> {

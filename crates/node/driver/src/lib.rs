@@ -3,6 +3,7 @@
 //! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one, and cannot tell them apart. [`fault`]
 //! wraps a driver with scripted failures for tests.
 
+mod amd;
 mod checkpoint;
 mod context;
 mod dmem;
@@ -26,7 +27,7 @@ mod xid;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_model::{Gpu, GpuUuid, Slice, Topology};
+use cantle_model::{DirectAccess, Gpu, GpuUuid, Slice, Topology};
 
 pub use checkpoint::{
     CHECKPOINTS_FROM, CheckpointState, Checkpoints, MOVES_FROM, SHARED_FROM, checkpoint_main,
@@ -117,7 +118,7 @@ pub struct ContainerParts {
     pub files: Vec<PathBuf>,
 }
 
-/// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware). A call that
+/// A node's GPUs, of one vendor. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware). A call that
 /// asks one GPU waits for it for a limited time, and never for another one: see [`DriverError::Stalled`].
 pub trait Driver: Mig + Send + Sync {
     /// All GPUs, in NVML's order.
@@ -205,6 +206,20 @@ pub trait Driver: Mig + Send + Sync {
         Err(DriverError::CheckpointHelper("this driver has none".to_owned()))
     }
 
+    /// The view that a task with these slices has of its GPUs, where no filter library is between it and them: the driver's own limit is then the
+    /// only one. `None` where there is a filter.
+    ///
+    /// # Errors
+    /// If there is no such GPU.
+    fn direct_access(&self, _slices: &[Slice]) -> Result<Option<DirectAccess>> {
+        Ok(None)
+    }
+
+    /// Whether a filter library enforces the limits of tasks on these GPUs.
+    fn has_filter(&self) -> bool {
+        matches!(self.direct_access(&[]), Ok(None))
+    }
+
     /// The driver's libraries and all the names they have on this machine.
     ///
     /// # Errors
@@ -212,7 +227,8 @@ pub trait Driver: Mig + Send + Sync {
     fn libraries(&self) -> Result<Libraries>;
 }
 
-/// Opens the session. Keep it for the life of the program: opening takes about 10 ms on real hardware.
+/// Opens the session. Keep it for the life of the program: opening takes about 10 ms on real hardware. GPUs of AMD are used where
+/// NVIDIA's driver is not installed, or its kernel module is not loaded.
 ///
 /// # Errors
 /// If there is no driver, no simulated GPU, or the driver refuses to start.
@@ -227,8 +243,14 @@ pub fn open(installation: &Installation) -> Result<Arc<dyn Driver>> {
 /// As [`open`].
 pub fn open_with_probe(installation: &Installation, exe: PathBuf) -> Result<Arc<dyn Driver>> {
     let process = mig_process::MigProcess::new(exe.clone(), installation.clone());
-    let session = nvml::Session::open(installation, exe)?;
-    Ok(Arc::new(timeout::TimedDriver::new(session, Some(process))?))
+    match nvml::Session::open(installation, exe) {
+        Ok(session) => Ok(Arc::new(timeout::TimedDriver::new(session, Some(process))?)),
+        Err(error) if error.is_no_driver() => match amd::AmdDriver::open(installation.root()) {
+            Some(driver) => Ok(Arc::new(driver)),
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
 }
 
 /// For unit tests, whose program is the test harness: as [`open`], but MIG calls are made in this process.

@@ -1,6 +1,6 @@
 //! The driver's own memory limit of a control group, which it enforces below its libraries.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cantle_model::{GpuUuid, LimitBackend};
 
@@ -51,6 +51,15 @@ pub trait NativeLimit {
     /// # Errors
     /// If the group is gone, or the driver fails.
     fn used(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory>;
+
+    /// The files to which each process of the group writes `0` so that its limit holds, in addition to that of the group itself: of a
+    /// hierarchy of version 1, which a process enters by itself.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn doors(&self, _gpu: &GpuUuid, _group: &Path) -> Result<Vec<PathBuf>> {
+        Ok(Vec::new())
+    }
 }
 
 /// A driver without such limits.

@@ -5,7 +5,7 @@
 //! caller's thread waits for it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
@@ -271,6 +271,11 @@ impl NativeLimit for TimedDriver {
     fn used(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory> {
         let (uuid, group) = (gpu.clone(), group.to_owned());
         self.ask(gpu, "its limits", move |session| session.used(&uuid, &group))
+    }
+
+    fn doors(&self, gpu: &GpuUuid, group: &Path) -> Result<Vec<PathBuf>> {
+        let (uuid, group) = (gpu.clone(), group.to_owned());
+        self.ask(gpu, "its limits", move |session| session.doors(&uuid, &group))
     }
 }
 

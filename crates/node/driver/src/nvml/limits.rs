@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cantle_model::LimitBackend;
 
@@ -122,6 +122,11 @@ impl NativeLimit for Session {
     fn used(&self, gpu: &GpuUuid, group: &Path) -> Result<GroupMemory> {
         let known = self.limits_of(gpu, group);
         self.by_either((gpu, group), known, |dmem| dmem.used(group))
+    }
+
+    fn doors(&self, gpu: &GpuUuid, group: &Path) -> Result<Vec<PathBuf>> {
+        let known = self.limits_of(gpu, group).map(|_| None);
+        Ok(self.by_either((gpu, group), known, |dmem| dmem.door(group))?.into_iter().collect())
     }
 }
 
