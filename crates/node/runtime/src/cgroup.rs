@@ -45,6 +45,9 @@ const ABANDONED_AFTER: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
     dir: PathBuf,
+    /// The doors of its counterparts in other hierarchies, which its processes enter too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) more_doors: Vec<PathBuf>,
 }
 
 impl Cgroup {
@@ -71,7 +74,7 @@ impl Cgroup {
     /// Why there can be none here.
     pub fn above_container(name: &str) -> Result<Self, &'static str> {
         let mount = Self::unified_mount().ok_or(NO_UNIFIED)?;
-        Ok(Self { dir: mount.join(ENGINE_PARENT).join(name) })
+        Ok(Self::at(&mount.join(ENGINE_PARENT).join(name)))
     }
 
     /// Makes its directory, if it is not there yet.
@@ -105,13 +108,19 @@ impl Cgroup {
             found.own != "/" && own.into_iter().all(|own| !below(own, &found.own))
         });
         let found = apart.next()?;
-        Some(Self { dir: found.directory(&found.own) })
+        Some(Self::at(&found.directory(&found.own)))
     }
 
     /// The group of this directory.
     #[must_use]
     pub fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+        Self { dir: dir.to_owned(), more_doors: Vec::new() }
+    }
+
+    /// The same, with the doors of its counterparts in other hierarchies: a process of the task enters all of them.
+    #[must_use]
+    pub fn with_doors(self, more_doors: Vec<PathBuf>) -> Self {
+        Self { more_doors, ..self }
     }
 
     /// Its directory.
@@ -170,7 +179,7 @@ impl Cgroup {
 
     /// Removes it; it stays if there are still processes in it.
     pub fn remove(&self) {
-        self.remove_of_engine();
+        self.remove_counterparts();
         for _ in 0..REMOVE_RETRIES {
             let mut below = Vec::new();
             self.each_directory(&mut |dir| below.push(dir.to_owned()));
@@ -179,18 +188,15 @@ impl Cgroup {
                 Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(RETRY_INTERVAL);
                 }
-                _ => return,
+                _ => return self.remove_counterparts(),
             }
         }
     }
 
-    /// Of a group above a container's: an engine on version 1 has made one of its name in each hierarchy.
-    fn remove_of_engine(&self) {
+    /// In hierarchies of version 1: an engine has made one of its name in each of them, or the controller of a limit is there.
+    fn remove_counterparts(&self) {
         let Some(mount) = Self::unified_mount() else { return };
         let Ok(path) = self.dir.strip_prefix(&mount) else { return };
-        if !path.starts_with(ENGINE_PARENT) {
-            return;
-        }
         for found in mounts(&read("/proc/self/mountinfo")).filter(|found| found.kind == "cgroup") {
             // Usually not there. The kernel refuses it for a group with processes.
             let _ = fs::remove_dir(Path::new(found.mount).join(path));
@@ -300,7 +306,7 @@ fn make_below(parent: &Path, name: &str) -> Option<Cgroup> {
     let dir = parent.join(name);
     remove_abandoned(parent);
     let made = fs::create_dir(parent).or_else(exists).and_then(|()| fs::create_dir(&dir));
-    let group = Cgroup { dir };
+    let group = Cgroup::at(&dir);
     let is_ours = made.is_ok() && fs::OpenOptions::new().write(true).open(group.door()).is_ok();
     is_ours.then_some(group)
 }
@@ -397,7 +403,7 @@ mod tests {
     fn the_processes_of_groups_below_are_members() {
         let Some(group) = Cgroup::make(&format!("test-below-{}", std::process::id())) else { return };
         assert!(has_no_groups(&group.dir));
-        let below = Cgroup { dir: group.dir.join("a/b") };
+        let below = Cgroup::at(&group.dir.join("a/b"));
         fs::create_dir_all(&below.dir).unwrap();
         assert!(!has_no_groups(&group.dir) && has_no_groups(&below.dir));
         let mut child = sleeper(&below);

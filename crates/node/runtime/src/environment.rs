@@ -31,6 +31,9 @@ pub(crate) fn for_task(
     let visible = if devices.is_empty() { "none".to_owned() } else { devices.join(",") };
     set("NVIDIA_VISIBLE_DEVICES", visible.into());
     set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
+    for (name, value) in spec.confinement.direct.iter().flat_map(|direct| &direct.variables) {
+        set(name, value.into());
+    }
     set(SLICE, spec.lease.0.clone().into());
     if let Some(limit) = spec.slices.iter().map(|slice| slice.memory_limit_bytes).min() {
         set("GPU_MEMORY_LIMIT", limit.to_string().into());

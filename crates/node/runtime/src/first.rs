@@ -48,6 +48,9 @@ pub(crate) struct Orders {
     pub(crate) go: i32,
     /// The control group to enter.
     pub(crate) door: Option<PathBuf>,
+    /// Its counterparts in other hierarchies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) more_doors: Vec<PathBuf>,
     /// Its orders in the task's namespaces, if it has them.
     pub(crate) inside: Option<Inside>,
     /// It and the task get no privileges from programs that they start.
@@ -261,7 +264,7 @@ impl Orders {
             let what = what.to_owned();
             move |why: io::Error| Report::setup(what, &why)
         };
-        if let Some(door) = &self.door {
+        for door in self.door.iter().chain(&self.more_doors) {
             fs::write(door, "0").map_err(setup("enter the task's control group"))?;
         }
         if let Some(inside) = &self.inside {

@@ -185,6 +185,7 @@ fn spawn_first(
         report: theirs.as_raw_fd(),
         go: awaited.as_raw_fd(),
         door: cgroup.map(Cgroup::door),
+        more_doors: cgroup.map(|group| group.more_doors.clone()).unwrap_or_default(),
         inside,
         no_new_privileges: spec.confinement.privileges == Privileges::NoNew,
         user: spec.user.clone(),

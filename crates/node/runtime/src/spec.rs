@@ -3,7 +3,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_ledger::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, MEMORY_FILE, USAGE_FILE};
-use cantle_model::{Enforcement, LeaseId, Slice};
+use cantle_model::{DirectAccess, Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
 use crate::{Cgroup, Privileges, TaskUser};
@@ -96,6 +96,9 @@ pub struct Confinement {
     /// Extra privileges of the task.
     #[serde(default)]
     pub privileges: Privileges,
+    /// The nodes and variables of GPUs for which there is no filter. With these, the driver's libraries are as they are.
+    #[serde(default)]
+    pub direct: Option<DirectAccess>,
 }
 
 impl Confinement {

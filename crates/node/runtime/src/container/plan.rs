@@ -217,6 +217,7 @@ mod tests {
                 backend: crate::BackendChoice::Auto,
                 hidden: Vec::new(),
                 privileges: crate::Privileges::Own,
+                direct: None,
             },
             workspace: None,
             authorities: None,

@@ -117,8 +117,8 @@ impl Entering {
         if !alive(&self.first) {
             return Err(ExecError::Ended);
         }
-        let Orders { door, inside, no_new_privileges, user, directory, .. } = first.orders;
-        if let Some(door) = door {
+        let Orders { door, more_doors, inside, no_new_privileges, user, directory, .. } = first.orders;
+        for door in door.into_iter().chain(more_doors) {
             fs::write(door, "0").map_err(|why| match why.kind() {
                 io::ErrorKind::NotFound => ExecError::Ended,
                 _ => ExecError::Group(why.to_string()),

@@ -77,7 +77,10 @@ pub(crate) fn enter(spec: &TaskSpec) -> Result<()> {
         plain_mount(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE)
     })?;
     // The sources of binds may be where the tmpfs is about to be mounted: the accounting of root's tasks is.
-    let files = if spec.slices.is_empty() { None } else { Some(slice::Files::open(confinement)?) };
+    let is_filtered = !spec.slices.is_empty() && confinement.direct.is_none();
+    let files = if is_filtered { Some(slice::Files::open(confinement)?) } else { None };
+    let nodes = confinement.direct.iter().flat_map(|direct| &direct.nodes);
+    nodes.into_iter().try_for_each(|(dir, files)| slice::show_only(dir, files))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     step("mount tmpfs on /run/cantle", || tmpfs(Path::new(CANTLE_DIR), flags))?;
     if let Some(files) = files {

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::mount::MsFlags;
 
-use super::mounts::{plain_mount, read_only, step};
+use super::mounts::{plain_mount, read_only, step, tmpfs};
 use super::{CANTLE_DIR, REAL_DIR, Result, SLICE_DIR};
 use crate::{Confinement, DriverLibraries, DriverLibrary};
 
@@ -89,6 +89,18 @@ impl Files {
 /// Makes a file of the machine appear at `target`, read-only.
 pub(super) fn put_file(file: &Path, target: &Path) -> Result<()> {
     Source::open(file)?.bind(target, Access::ReadOnly)
+}
+
+/// Leaves only these files in a directory of device nodes.
+pub(super) fn show_only(dir: &Path, files: &[PathBuf]) -> Result<()> {
+    let sources = files.iter().map(|file| Source::open(file)).collect::<Result<Vec<_>>>()?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    step(&format!("mount tmpfs on {}", dir.display()), || tmpfs(dir, flags))?;
+    for (file, source) in files.iter().zip(sources) {
+        step(&format!("make {}", file.display()), || File::create(file).map(drop))?;
+        source.bind(file, Access::ReadWrite)?;
+    }
+    step(&format!("make {} read-only", dir.display()), || read_only(dir, flags))
 }
 
 /// A file to be mounted elsewhere.

@@ -112,6 +112,7 @@ impl Bench {
                 backend: BackendChoice::Auto,
                 hidden: Vec::new(),
                 privileges: Privileges::Own,
+                direct: None,
             },
             workspace: None,
             authorities: None,
