@@ -113,6 +113,9 @@ impl AllocatableGpus {
         mig: &MigAtStart,
     ) -> Result<Self, NodeError> {
         let driver = cantle_driver::open(installation)?;
+        if !driver.has_filter() {
+            return Err(NodeError::NoFilter("a pod".to_owned()));
+        }
         let mut gpus = driver.gpus()?;
         report_lost(driver.as_ref());
         if gpus.is_empty() {

@@ -160,6 +160,12 @@ pub enum NodeError {
     /// A GPU whose name is not a UUID.
     #[error("GPU {0} has no usable UUID; cantle keys its accounting by it")]
     BadUuid(String),
+    /// These GPUs have no filter, which this needs.
+    #[error("{0} needs cantle's filter, which there is for GPUs of NVIDIA only (docs/amd.md)")]
+    NoFilter(String),
+    /// GPUs without a filter, and nothing else that limits memory.
+    #[error("nothing would enforce the memory limit of a task: {0}")]
+    NoLimit(String),
     /// The driver's own limit was required, and there is none.
     #[error("the driver's own memory limit cannot be used: {0}")]
     NoDriverLimit(String),
@@ -222,6 +228,9 @@ impl NodeError {
             }
             Self::NodeUnseen(_) => "the pod needs hostPID: true and root",
             Self::NoRoom(_) | Self::Lent(_) => "see cantle explain no-capacity",
+            Self::NoLimit(_) => {
+                "tasks on GPUs of AMD need root and Linux 6.14 or newer with CONFIG_CGROUP_DMEM (docs/amd.md)"
+            }
             Self::NoDriverLimit(_) => {
                 "give --enforce auto to use the filter alone where there is no such limit"
             }
@@ -247,6 +256,8 @@ impl NodeError {
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu
             | Self::NoDriverLimit(_)
+            | Self::NoFilter(_)
+            | Self::NoLimit(_)
             | Self::NotOnNode(_)
             | Self::NodeUnseen(_)
             | Self::LostGpu { .. }

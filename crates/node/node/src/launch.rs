@@ -59,6 +59,9 @@ impl Launcher {
         node: &NodeStore,
         backend: BackendChoice,
     ) -> Result<Self, NodeError> {
+        if !driver.has_filter() && backend == BackendChoice::Preload {
+            return Err(NodeError::NoFilter("LD_PRELOAD".to_owned()));
+        }
         let shim_dir = lib_dir.join("shim");
         let filters = filters(&shim_dir);
         check_filters(&shim_dir, false)?;
@@ -101,6 +104,9 @@ impl Launcher {
         driver: &dyn Driver,
         gpus: &[Gpu],
     ) -> Result<Self, NodeError> {
+        if !driver.has_filter() {
+            return Err(NodeError::NoFilter("a task in a container".to_owned()));
+        }
         self.groups = GroupPlace::AboveContainers;
         let is_wanted = self.enforce != EnforceMode::Filter && !gpus.iter().all(|gpu| gpu.mig);
         if is_wanted && native_limit::driver_limits(driver, gpus).is_ok() {
@@ -115,10 +121,15 @@ impl Launcher {
     /// # Errors
     /// If the limits are required and there are none.
     pub fn check_enforce(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<bool, NodeError> {
+        let has_filter = driver.has_filter();
+        if !has_filter && self.enforce == EnforceMode::Filter {
+            return Err(NodeError::NoFilter("--enforce filter".to_owned()));
+        }
         if self.enforce == EnforceMode::Filter || gpus.iter().all(|gpu| gpu.mig) {
             return Ok(false);
         }
         match native_limit::driver_limits(driver, gpus).and_then(|_| self.groups.check()) {
+            Err(why) if !has_filter => Err(NodeError::NoLimit(why)),
             Err(why) if self.enforce == EnforceMode::Driver => Err(NodeError::NoDriverLimit(why)),
             possible => Ok(possible.is_ok()),
         }
@@ -234,6 +245,7 @@ impl Launcher {
                 backend: if lease.compute.is_some() { BackendChoice::MountNamespace } else { self.backend },
                 hidden: node.hidden_from_tasks(),
                 privileges: self.privileges,
+                direct: None,
             },
             workspace: None,
             authorities: None,

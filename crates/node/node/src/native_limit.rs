@@ -4,11 +4,12 @@
 //! The order of steps leaves nothing behind at any death: the lease names the group before the group gets a limit, a limit ends with its group, and
 //! the sweep of a lease removes its group.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{Driver, LimitSupport};
 use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, LimitBackend, Slice};
-use cantle_runtime::{Cgroup, TaskSpec};
+use cantle_runtime::{BackendChoice, Cgroup, TaskSpec};
 
 use crate::NodeError;
 use crate::store::NodeStore;
@@ -81,6 +82,7 @@ pub(crate) fn hold(
     spec: &mut TaskSpec,
     (gpus, mode, place): (&[Gpu], EnforceMode, &GroupPlace),
 ) -> Result<(), NodeError> {
+    let mode = if lease.slices.is_empty() { mode } else { confine_directly(driver, lease, spec, mode)? };
     let limited: Vec<Slice> = lease.slices.iter().filter(|slice| slice.mig.is_none()).cloned().collect();
     if limited.is_empty() || mode == EnforceMode::Filter {
         return Ok(());
@@ -90,6 +92,7 @@ pub(crate) fn hold(
     let possible = driver_limits(driver, &on).and_then(|by| Ok((by, place.group(&lease.id.0)?)));
     let (backend, group) = match possible {
         Ok(possible) => possible,
+        Err(why) if lease.unfiltered => return Err(NodeError::NoLimit(why)),
         Err(why) if mode == EnforceMode::Driver => return Err(NodeError::NoDriverLimit(why)),
         Err(_) => return Ok(()),
     };
@@ -98,19 +101,49 @@ pub(crate) fn hold(
         .lock()?
         .put(lease)
         .and_then(|()| group.make_directory().map_err(|why| NodeError::file(group.dir(), why)));
-    let held = made.and_then(|()| set_all(driver, &group, &limited, &on));
-    if let Err(error) = held {
-        // A limit ends with its group.
-        group.remove();
-        lease.cgroup = None;
-        node.lock()?.put(lease)?;
-        return Err(error);
-    }
+    let doors = match made.and_then(|()| set_all(driver, &group, &limited, &on)) {
+        Ok(doors) => doors,
+        Err(error) => {
+            // A limit ends with its group.
+            group.remove();
+            lease.cgroup = None;
+            node.lock()?.put(lease)?;
+            return Err(error);
+        }
+    };
     lease.native_limit = true;
     lease.native_backend = Some(backend).filter(|backend| *backend != LimitBackend::Nvml);
     node.lock()?.put(lease)?;
-    spec.cgroup = Some(group);
+    spec.cgroup = Some(group.with_doors(doors));
     Ok(())
+}
+
+/// For GPUs without a filter: the task gets the device nodes of its own GPUs only, and must get the driver's limit. A request that only a
+/// filter could enforce is refused.
+fn confine_directly(
+    driver: &dyn Driver,
+    lease: &mut Lease,
+    spec: &mut TaskSpec,
+    mode: EnforceMode,
+) -> Result<EnforceMode, NodeError> {
+    let Some(direct) = driver.direct_access(&lease.slices)? else { return Ok(mode) };
+    if mode == EnforceMode::Filter {
+        return Err(NodeError::NoFilter("--enforce filter".to_owned()));
+    }
+    if let Some(share) = lease.compute {
+        return Err(NodeError::NoFilter(format!("--compute {}", share.mode)));
+    }
+    if lease.burst.is_some() {
+        return Err(NodeError::NoFilter("a memory limit above the request".to_owned()));
+    }
+    if lease.module_reserve_bytes > 0 {
+        return Err(NodeError::NoFilter("a reserve for modules".to_owned()));
+    }
+    lease.unfiltered = true;
+    spec.confinement.direct = Some(direct);
+    // A weaker one would show all GPUs.
+    spec.confinement.backend = BackendChoice::MountNamespace;
+    Ok(EnforceMode::Driver)
 }
 
 /// Notes the group in which a task has been started. A container that its engine has started in another group than the one with the limits has
@@ -135,7 +168,7 @@ pub fn renew(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> Result<bool, N
     let mut changed = false;
     for slice in lease.slices.iter().filter(|slice| slice.mig.is_none()) {
         if differs(driver, dir, slice, gpus)? {
-            driver.native_limit().set(&slice.gpu, dir, hard_bytes(slice, gpus))?;
+            driver.native_limit().set(&slice.gpu, dir, hard_bytes(driver, slice, gpus))?;
             changed = true;
         }
     }
@@ -169,27 +202,39 @@ pub(crate) fn is_changed(driver: &dyn Driver, lease: &Lease, gpus: &[Gpu]) -> bo
 /// Has the group another limit than this slice?
 fn differs(driver: &dyn Driver, group: &Path, slice: &Slice, gpus: &[Gpu]) -> Result<bool, NodeError> {
     let known = driver.native_limit().used(&slice.gpu, group)?;
-    Ok(known.hard_bytes != Some(hard_bytes(slice, gpus)))
+    Ok(known.hard_bytes != Some(hard_bytes(driver, slice, gpus)))
 }
 
-fn set_all(driver: &dyn Driver, group: &Cgroup, slices: &[Slice], gpus: &[Gpu]) -> Result<(), NodeError> {
+/// The doors that the task's processes have to enter in addition to that of the group.
+fn set_all(
+    driver: &dyn Driver,
+    group: &Cgroup,
+    slices: &[Slice],
+    gpus: &[Gpu],
+) -> Result<Vec<PathBuf>, NodeError> {
     let limits = driver.native_limit();
+    let mut doors = BTreeSet::new();
     for (index, slice) in slices.iter().enumerate() {
-        if let Err(error) = limits.set(&slice.gpu, group.dir(), hard_bytes(slice, gpus)) {
-            for set in &slices[..index] {
-                // Its group is about to be removed, which clears it as well.
-                let _ = limits.clear(&set.gpu, group.dir());
+        let set = limits.set(&slice.gpu, group.dir(), hard_bytes(driver, slice, gpus));
+        match set.and_then(|()| limits.doors(&slice.gpu, group.dir())) {
+            Ok(more) => doors.extend(more),
+            Err(error) => {
+                for set in &slices[..index] {
+                    // Its group is about to be removed, which clears it as well.
+                    let _ = limits.clear(&set.gpu, group.dir());
+                }
+                return Err(error.into());
             }
-            return Err(error.into());
         }
     }
-    Ok(())
+    Ok(doors.into_iter().collect())
 }
 
 /// The slice and what the watchdog always tolerates: memory that the driver takes unasked must not fail where it is tolerated. NVML refuses more
-/// than the GPU has.
-fn hard_bytes(slice: &Slice, gpus: &[Gpu]) -> u64 {
-    let with_tolerance = slice.memory_limit_bytes.saturating_add(ALWAYS_TOLERATED_BYTES);
+/// than the GPU has. Without a filter it is the slice: nothing else would keep a neighbor's memory for it.
+fn hard_bytes(driver: &dyn Driver, slice: &Slice, gpus: &[Gpu]) -> u64 {
+    let tolerated = if driver.has_filter() { ALWAYS_TOLERATED_BYTES } else { 0 };
+    let with_tolerance = slice.memory_limit_bytes.saturating_add(tolerated);
     let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
     gpu.map_or(with_tolerance, |gpu| with_tolerance.min(gpu.memory_bytes))
 }
@@ -216,6 +261,7 @@ mod tests {
 
     #[test]
     fn a_limit_has_the_tolerance_and_is_no_more_than_the_gpu() {
+        let driver = cantle_driver::no_gpus();
         let (uuid, memory_bytes) = (GpuUuid("GPU-0".to_owned()), 40 << 30);
         let gpu = Gpu { uuid: uuid.clone(), index: 0, model: "X".to_owned(), memory_bytes, mig: false };
         let slice = |memory_limit_bytes| Slice {
@@ -224,7 +270,10 @@ mod tests {
             memory_limit_bytes,
             mig: None,
         };
-        assert_eq!(hard_bytes(&slice(20 << 30), std::slice::from_ref(&gpu)), (20 << 30) + (512 << 20));
-        assert_eq!(hard_bytes(&slice(40 << 30), std::slice::from_ref(&gpu)), 40 << 30);
+        assert_eq!(
+            hard_bytes(driver.as_ref(), &slice(20 << 30), std::slice::from_ref(&gpu)),
+            (20 << 30) + (512 << 20)
+        );
+        assert_eq!(hard_bytes(driver.as_ref(), &slice(40 << 30), std::slice::from_ref(&gpu)), 40 << 30);
     }
 }
