@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::hardware::Hardware;
 use crate::layout::Layout;
@@ -21,6 +21,8 @@ const CAPABILITY_MODE: u32 = 0o444;
 pub(crate) enum Backing {
     /// A block device: its nodes are real ones, which container engines pass on and to which the kernel controls access.
     Device(u64),
+    /// The kernel's `/dev/null`: real nodes that do nothing.
+    Null,
     /// The state itself, bound to each name: nothing else is possible without root, or for root of a user namespace.
     File(PathBuf),
 }
@@ -40,8 +42,16 @@ impl Backing {
         }
     }
 
+    /// For nodes that programs can open, and nothing more.
+    pub(crate) fn without_function(makes_nodes: bool, file: &Path) -> Result<Self> {
+        if makes_nodes { Ok(Self::Null) } else { Self::of(None, file) }
+    }
+
     fn make(&self, path: &Path, mode: u32) -> Result<()> {
         match self {
+            Self::Null => {
+                step(&format!("make {}", path.display()), || node(path, makedev(1, 3), SFlag::S_IFCHR, mode))
+            }
             Self::Device(number) => {
                 step(&format!("make {}", path.display()), || node(path, *number, SFlag::S_IFBLK, mode))
             }
@@ -60,20 +70,7 @@ pub(crate) fn put(
     backing: &Backing,
     shared_memory: &Path,
 ) -> Result<()> {
-    let dir = stage.directory("dev")?;
-    for entry in step("read /dev", || fs::read_dir("/dev"))? {
-        let entry = step("read /dev", || entry)?;
-        if entry.file_name() == "shm" {
-            let copy = dir.join("shm");
-            step("make shm", || fs::create_dir(&copy))?;
-            bind(shared_memory, &copy)?;
-            continue;
-        }
-        // The host may have a driver of its own, which the machine does not show.
-        if !entry.file_name().to_string_lossy().starts_with("nvidia") {
-            copy(&entry.path(), &dir.join(entry.file_name()), backing)?;
-        }
-    }
+    let dir = copy_others(stage, backing, shared_memory, &[])?;
     if layout == Layout::Wsl {
         backing.make(&dir.join("dxg"), MODE)?;
     } else {
@@ -90,6 +87,39 @@ pub(crate) fn put(
     bind(&dir, Path::new("/dev"))
 }
 
+/// `/dev` of a machine with these nodes of AMD's driver.
+pub(crate) fn put_amd(
+    stage: &Stage,
+    nodes: &[String],
+    backing: &Backing,
+    shared_memory: &Path,
+) -> Result<()> {
+    let dir = copy_others(stage, backing, shared_memory, &["kfd", "dri"])?;
+    step("make dri", || fs::create_dir(dir.join("dri")))?;
+    nodes.iter().try_for_each(|name| backing.make(&dir.join(name), MODE))?;
+    bind(&dir, Path::new("/dev"))
+}
+
+/// A copy of the host's `/dev` without the nodes of its driver of GPUs: the host may have one of its own, which the machine does not show.
+fn copy_others(stage: &Stage, backing: &Backing, shared_memory: &Path, hidden: &[&str]) -> Result<PathBuf> {
+    let dir = stage.directory("dev")?;
+    for entry in step("read /dev", || fs::read_dir("/dev"))? {
+        let entry = step("read /dev", || entry)?;
+        let name = entry.file_name();
+        if name == "shm" {
+            let copy = dir.join("shm");
+            step("make shm", || fs::create_dir(&copy))?;
+            bind(shared_memory, &copy)?;
+            continue;
+        }
+        let name = name.to_string_lossy();
+        if !name.starts_with("nvidia") && !hidden.contains(&name.as_ref()) {
+            copy(&entry.path(), &dir.join(name.as_ref()), backing)?;
+        }
+    }
+    Ok(dir)
+}
+
 /// Makes `path` appear as `copy`. Nodes are created again, because a mount for each would slow down every later namespace;
 /// where no nodes can be made they can only be mounted.
 fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
@@ -102,7 +132,7 @@ fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
     };
     let kind = meta.file_type();
     let is_node = kind.is_char_device() || kind.is_block_device();
-    if is_node && matches!(backing, Backing::Device(_)) {
+    if is_node && !matches!(backing, Backing::File(_)) {
         let kind = if kind.is_char_device() { SFlag::S_IFCHR } else { SFlag::S_IFBLK };
         return step(&what, || {
             node(copy, meta.rdev(), kind, meta.mode() & 0o7777)?;

@@ -11,6 +11,7 @@
 //! <home>/mnt         where they are assembled, inside the namespace
 //! ```
 
+mod amd;
 mod dev;
 mod elf;
 mod hardware;
@@ -76,13 +77,34 @@ pub struct Machine {
 /// # Errors
 /// If this host cannot have such a machine, or the machine is in use with other GPUs.
 pub fn enter(machine: &Machine) -> Result<()> {
-    let Machine { home, lib_dir, .. } = machine;
+    let home = &machine.home;
     step("make its directory", || fs::create_dir_all(home.join("run")))?;
     let lock = step("open its lock", || {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(home.join("lock"))
     })?;
     make_gpus(machine, &lock)?;
     step("lock it", || lock.lock_shared())?;
+    if amd::spec_of(home).is_some() { enter_amd(machine, lock) } else { enter_nvidia(machine, lock) }
+}
+
+fn enter_amd(machine: &Machine, lock: File) -> Result<()> {
+    let home = &machine.home;
+    if machine.driver.is_some() || machine.layout != Layout::default() {
+        let why = "a machine with GPUs of AMD has neither a version nor a layout of NVIDIA's driver";
+        return Err(MachineError::Gpus(why.to_owned()));
+    }
+    let is_root = namespace::enter()?;
+    let stage = mounts::Stage::new(&home.join("mnt"))?;
+    let backing =
+        dev::Backing::without_function(is_root && namespace::makes_nodes()?, &amd::node_file(home))?;
+    dev::put_amd(&stage, &amd::nodes(home)?, &backing, &shared_memory(home)?)?;
+    amd::put(&stage, home)?;
+    finish(stage, home, is_root)?;
+    inherit(lock)
+}
+
+fn enter_nvidia(machine: &Machine, lock: File) -> Result<()> {
+    let Machine { home, lib_dir, .. } = machine;
     let hardware = hardware::read(home, lib_dir)?;
     let files = libraries::prepare(home, lib_dir, machine.layout, &hardware.driver)?;
 
@@ -95,19 +117,25 @@ pub fn enter(machine: &Machine) -> Result<()> {
     let backing = dev::Backing::of(device.as_ref(), &state)?;
     dev::put(&stage, machine.layout, &hardware, &backing, &shared_memory(home)?)?;
     procfs::put(&stage, &hardware)?;
-    mounts::put_node_directory(&home.join("run"))?;
-    stage.close()?;
-    if !is_root {
-        namespace::drop_capabilities()?;
-    }
+    finish(stage, home, is_root)?;
     // Every process in the machine holds both, so the state is not replaced and the device not detached while one runs.
     inherit(lock)?;
     device.map_or(Ok(()), inherit)
 }
 
+/// The last steps, which all machines have.
+fn finish(stage: mounts::Stage, home: &Path, is_root: bool) -> Result<()> {
+    mounts::put_node_directory(&home.join("run"))?;
+    stage.close()?;
+    if is_root { Ok(()) } else { namespace::drop_capabilities() }
+}
+
 /// Makes the GPUs that were requested. A machine in which no process runs any more may get others.
 fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
     let Machine { home, lib_dir, .. } = machine;
+    if make_amd(machine, lock)? {
+        return Ok(());
+    }
     let state = home.join("state");
     let asked = machine.gpus.as_deref().or((!state.exists()).then_some(DEFAULT_GPUS));
     if let Some(asked) = asked {
@@ -127,9 +155,36 @@ fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
     }
 }
 
+/// True if the machine has GPUs of AMD. The former GPUs are removed, unless a process runs in it.
+fn make_amd(machine: &Machine, lock: &File) -> Result<bool> {
+    let home = &machine.home;
+    let (has, wanted) = (amd::spec_of(home), machine.gpus.as_deref());
+    let is_amd = wanted.map_or(has.is_some(), amd::is_spec);
+    if wanted.is_none() || has.as_deref() == wanted || !is_amd && has.is_none() {
+        return Ok(is_amd);
+    }
+    let is_new = has.is_none() && !home.join("state").exists();
+    if !is_new && lock.try_lock().is_err() {
+        return Err(MachineError::Gpus("the machine is in use with other GPUs".to_owned()));
+    }
+    if !is_new {
+        step("switch it off", || switch_off(home))?;
+    }
+    if is_amd {
+        amd::create(home, wanted.unwrap_or_default())?;
+    }
+    Ok(is_amd)
+}
+
 /// Removes the GPUs and the leases of their slices.
 fn switch_off(home: &Path) -> io::Result<()> {
-    fs::remove_file(home.join("state"))?;
+    let (state, amd) = (home.join("state"), home.join("amd"));
+    if state.exists() {
+        fs::remove_file(state)?;
+    }
+    if amd.exists() {
+        fs::remove_dir_all(amd)?;
+    }
     let _ = fs::remove_dir_all(home.join("shm"));
     fs::remove_dir_all(home.join("run"))?;
     fs::create_dir(home.join("run"))

@@ -29,7 +29,7 @@ pub(crate) struct MachineArgs {
     /// File layout of the driver: debian, rhel, driver-container, wsl, flatcar, cos or nixos
     #[arg(long, value_name = "LAYOUT", default_value_t = Layout::Debian)]
     layout: Layout,
-    /// Its GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB [default: those it has, or 1xA100-40GB]
+    /// Its GPUs, e.g. 3xA100-40GB, 2xH100-80GB:mig,1xT4-16GB or 2xMI300X [default: those it has, or 1xA100-40GB]
     #[arg(long, value_name = "SPEC")]
     gpus: Option<String>,
     /// Version of its driver [default: the one it has, or 580.95.05]
