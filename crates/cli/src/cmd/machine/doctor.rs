@@ -3,6 +3,7 @@
 mod others;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError, Installation};
@@ -44,8 +45,10 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// Exit code 0 if a task could be started here with its limits in force, else 7.
 pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> CommandResult {
     let mut checkups = vec![libraries(context)];
-    checkups.extend(gpus());
-    checkups.push(enforcement());
+    let driver = cantle_driver::open(&Installation::of_this_machine());
+    let has_filter = driver.as_ref().map_or(true, |driver| driver.has_filter());
+    checkups.extend(gpus(driver));
+    checkups.push(if has_filter { enforcement() } else { direct_enforcement() });
     checkups.extend(task_users());
     checkups.extend(engine(args.socket.resolve()?)?);
     checkups.push(server(context));
@@ -75,8 +78,7 @@ fn libraries(context: &Context) -> Checkup {
     )
 }
 
-fn gpus() -> Vec<Checkup> {
-    let opened = cantle_driver::open(&Installation::of_this_machine());
+fn gpus(opened: Result<Arc<dyn Driver>, DriverError>) -> Vec<Checkup> {
     match opened.and_then(|driver| list(driver.as_ref())) {
         Ok(checkups) => checkups,
         Err(why) => {
@@ -92,7 +94,8 @@ fn gpus() -> Vec<Checkup> {
 
 fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     let versions = driver.versions();
-    let mut checkups = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
+    let cuda = if versions.cuda.is_empty() { String::new() } else { format!(", CUDA {}", versions.cuda) };
+    let mut checkups = vec![good("driver", format!("{}{cuda}", versions.driver))];
     let gpus = driver.gpus()?;
     for gpu in &gpus {
         let memory = match driver.memory(&gpu.uuid) {
@@ -130,6 +133,14 @@ fn driver_limit(driver: &dyn Driver, gpus: &[Gpu]) -> Option<Checkup> {
     let found = match driver_limits(driver, gpus) {
         Ok(LimitBackend::Dmem) => "in force for tasks, by the kernel (dmem)".to_owned(),
         Ok(_) => "in force for tasks, by the driver (NVML)".to_owned(),
+        Err(why) if !driver.has_filter() => {
+            return Some(not(
+                Severity::Bad,
+                "driver limit",
+                format!("none, and these GPUs have no filter, so no task starts: {why}"),
+                "use Linux 6.14 or newer with CONFIG_CGROUP_DMEM, as root (docs/amd.md)",
+            ));
+        }
         Err(why) => format!("none, so the filter enforces alone: {why}"),
     };
     Some(good("driver limit", found))
@@ -183,6 +194,22 @@ fn enforcement() -> Checkup {
         "enforcement",
         "preload: a program that clears its environment escapes",
         "run the agent as root, so that tasks get a mount namespace (docs/security.md)",
+    )
+}
+
+/// Of GPUs without a filter.
+fn direct_enforcement() -> Checkup {
+    if is_root() && has_capability(CAP_SYS_ADMIN) {
+        return good(
+            "enforcement",
+            "the driver's limit, and a mount namespace with the task's own device nodes",
+        );
+    }
+    not(
+        Severity::Bad,
+        "enforcement",
+        "none: these GPUs have no filter, and only root may set the driver's limit",
+        "run the agent as root (docs/amd.md)",
     )
 }
 
