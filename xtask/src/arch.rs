@@ -82,6 +82,7 @@ pub(crate) fn check() -> Result<()> {
     if !wrong.is_empty() {
         bail!("{} arrow(s) that docs/ARCHITECTURE.md does not have:\n  {}", wrong.len(), wrong.join("\n  "));
     }
+    crate::vendors::check()?;
     println!("arch: {} crates in {} directories, every arrow allowed", crates.layers.len(), LAYERS.len());
     Ok(())
 }

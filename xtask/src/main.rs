@@ -15,6 +15,7 @@ mod quick;
 mod sizes;
 mod suites;
 mod type_names;
+mod vendors;
 mod verify_shim;
 
 use std::path::{Path, PathBuf};
