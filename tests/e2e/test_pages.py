@@ -34,6 +34,7 @@ ELSEWHERE = {
     "docs/kubernetes-classic.md": "tests/cluster/test_chart_as_pods.py: all",
     "docs/containers.md": "tests/docker/run.sh: the forms of run, daemon and submit; chcon and ausearch need SELinux, which no machine here has",
     "docs/images.md": "tests/docker/test_images.py: the same script on Debian; NVIDIA's base images cannot be fetched by the tests",
+    "docs/amd.md": "tests/e2e/test_amd.py: doctor, run and a machine with other commands; no program for ROCm is here",
     "docs/mig.md": "tests/e2e/test_mig.py: run and daemon on instances; tests/gpu/mig_verify.py is for a real card",
     "docs/scheduling.md": "tests/e2e/test_simulate.py: the command with a short trace",
     "docs/troubleshooting.md": "a message, no command",
