@@ -170,6 +170,10 @@ pub struct Lease {
     /// No filter library is between the task and its GPUs: [`Self::native_limit`] alone enforces its limits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unfiltered: bool,
+    /// The compute units of its GPU on which its task computes, as ranges with both ends, where a mask of units is its share; none where all
+    /// are its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compute_units: Vec<(u32, u32)>,
     /// When the task ends at the latest, in milliseconds since 1970, once started; none if it has no time limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_ms: Option<i64>,
@@ -218,6 +222,7 @@ impl Lease {
             native_limit: false,
             native_backend: None,
             unfiltered: false,
+            compute_units: Vec::new(),
             ends_ms: None,
             module_reserve_bytes: 0,
             burst: None,
