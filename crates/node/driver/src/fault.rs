@@ -150,8 +150,12 @@ impl Driver for FaultyDriver {
         self.inner.native_limit()
     }
 
-    fn direct_access(&self, slices: &[Slice]) -> Result<Option<DirectAccess>> {
-        self.inner.direct_access(slices)
+    fn direct_access(&self, slices: &[Slice], units: &[(u32, u32)]) -> Result<Option<DirectAccess>> {
+        self.inner.direct_access(slices, units)
+    }
+
+    fn compute_units(&self, gpu: &GpuUuid) -> Result<u32> {
+        self.inner.compute_units(gpu)
     }
 
     fn libraries(&self) -> Result<Libraries> {

@@ -207,17 +207,25 @@ pub trait Driver: Mig + Send + Sync {
     }
 
     /// The view that a task with these slices has of its GPUs, where no filter library is between it and them: the driver's own limit is then the
-    /// only one. `None` where there is a filter.
+    /// only one. `None` where there is a filter. Programs compute on these `units` of the first GPU, or on all if there are none.
     ///
     /// # Errors
     /// If there is no such GPU.
-    fn direct_access(&self, _slices: &[Slice]) -> Result<Option<DirectAccess>> {
+    fn direct_access(&self, _slices: &[Slice], _units: &[(u32, u32)]) -> Result<Option<DirectAccess>> {
         Ok(None)
+    }
+
+    /// The number of compute units of a GPU from which a mask can select some; 0 where there is no such mask.
+    ///
+    /// # Errors
+    /// If there is no such GPU.
+    fn compute_units(&self, _gpu: &GpuUuid) -> Result<u32> {
+        Ok(0)
     }
 
     /// Whether a filter library enforces the limits of tasks on these GPUs.
     fn has_filter(&self) -> bool {
-        matches!(self.direct_access(&[]), Ok(None))
+        matches!(self.direct_access(&[], &[]), Ok(None))
     }
 
     /// The driver's libraries and all the names they have on this machine.

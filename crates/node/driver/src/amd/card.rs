@@ -23,6 +23,8 @@ pub(super) struct Card {
     pub(super) render_minor: u32,
     /// Its name in `ROCR_VISIBLE_DEVICES`.
     pub(super) runtime_name: String,
+    /// Their number, from which a mask selects; 0 if the kernel does not report it.
+    pub(super) compute_units: u32,
     device: PathBuf,
 }
 
@@ -72,7 +74,10 @@ impl Card {
             model.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("AMD GPU 0x{device_id:04x}"));
         let gpu = Gpu { uuid: uuid(unique, pci), index, model, memory_bytes, mig: false };
         let runtime_name = unique.map_or_else(|| index.to_string(), |id| format!("GPU-{id:016x}"));
-        Ok(Self { gpu, pci: pci.to_owned(), render_minor, runtime_name, device })
+        let count =
+            |name: &str| node.get(name).copied().and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+        let compute_units = count("simd_count").checked_div(count("simd_per_cu")).unwrap_or(0);
+        Ok(Self { gpu, pci: pci.to_owned(), render_minor, runtime_name, compute_units, device })
     }
 
     pub(super) fn render_node(&self) -> String {

@@ -143,13 +143,19 @@ impl Driver for AmdDriver {
         Ok(Libraries::default())
     }
 
-    fn direct_access(&self, slices: &[Slice]) -> Result<Option<DirectAccess>> {
+    fn compute_units(&self, gpu: &GpuUuid) -> Result<u32> {
+        Ok(self.card(gpu)?.compute_units)
+    }
+
+    fn direct_access(&self, slices: &[Slice], units: &[(u32, u32)]) -> Result<Option<DirectAccess>> {
         let cards = slices.iter().map(|slice| self.card(&slice.gpu)).collect::<Result<Vec<_>>>()?;
         let nodes = cards.iter().map(|card| self.node(card)).collect();
         let names: Vec<&str> = cards.iter().map(|card| card.runtime_name.as_str()).collect();
         // These count what the first variable has left.
         let ordinals: Vec<String> = (0..cards.len()).map(|ordinal| ordinal.to_string()).collect();
         let ordinals = ordinals.join(",");
+        let ranges: Vec<String> = units.iter().map(|(first, last)| format!("{first}-{last}")).collect();
+        let mask = (!ranges.is_empty()).then(|| ("HSA_CU_MASK", format!("0:{}", ranges.join(","))));
         let variables = [
             ("ROCR_VISIBLE_DEVICES", names.join(",")),
             ("HIP_VISIBLE_DEVICES", ordinals.clone()),
@@ -157,7 +163,11 @@ impl Driver for AmdDriver {
         ];
         Ok(Some(DirectAccess {
             nodes: BTreeMap::from([(self.root.join(NODES), nodes)]),
-            variables: variables.map(|(name, value)| (name.to_owned(), value)).into(),
+            variables: variables
+                .into_iter()
+                .chain(mask)
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
         }))
     }
 }

@@ -16,8 +16,9 @@ impl Tree {
             "cpu_cores_count 64\nsimd_count 0\nvendor_id 0\n",
         );
         for (node, minor, bus, unique) in [(1, 128, "05", "ab12cd34ef567890"), (2, 129, "26", "0")] {
-            let properties =
-                format!("simd_count 1216\nvendor_id 4098\ndevice_id 29857\ndrm_render_minor {minor}\n");
+            let properties = format!(
+                "simd_count 1216\nsimd_per_cu 4\nvendor_id 4098\ndevice_id 29857\ndrm_render_minor {minor}\n"
+            );
             tree.write(&format!("sys/class/kfd/kfd/topology/nodes/{node}/properties"), &properties);
             let device = format!("sys/class/drm/renderD{minor}/device");
             tree.write(
@@ -120,12 +121,16 @@ fn a_task_finds_the_nodes_of_its_gpus_only() {
         memory_limit_bytes: 96 * GIB,
         mig: None,
     };
-    let access = driver.direct_access(&[slice(&gpus[0])]).unwrap().unwrap();
+    let access = driver.direct_access(&[slice(&gpus[0])], &[]).unwrap().unwrap();
     let dri = tree.0.path().join("dev/dri");
     assert_eq!(access.nodes, BTreeMap::from([(dri.clone(), vec![dri.join("renderD128")])]));
     assert_eq!(access.variables["ROCR_VISIBLE_DEVICES"], "GPU-ab12cd34ef567890");
     assert_eq!(access.variables["HIP_VISIBLE_DEVICES"], "0");
-    let both = driver.direct_access(&[slice(&gpus[0]), slice(&gpus[1])]).unwrap().unwrap();
+    assert!(!access.variables.contains_key("HSA_CU_MASK"));
+    assert_eq!(driver.compute_units(&gpus[0].uuid), Ok(304));
+    let masked = driver.direct_access(&[slice(&gpus[0])], &[(0, 3), (8, 8)]).unwrap().unwrap();
+    assert_eq!(masked.variables["HSA_CU_MASK"], "0:0-3,8-8");
+    let both = driver.direct_access(&[slice(&gpus[0]), slice(&gpus[1])], &[]).unwrap().unwrap();
     assert_eq!(both.variables["ROCR_VISIBLE_DEVICES"], "GPU-ab12cd34ef567890,1");
     assert_eq!(both.variables["HIP_VISIBLE_DEVICES"], "0,1");
 }
