@@ -163,6 +163,12 @@ pub enum NodeError {
     /// These GPUs have no filter, which this needs.
     #[error("{0} needs cantle's filter, which there is for GPUs of NVIDIA only (docs/amd.md)")]
     NoFilter(String),
+    /// Tasks with strict shares have all others.
+    #[error("GPU {gpu} has too few free compute units for --compute strict")]
+    NoComputeUnits {
+        /// The GPU.
+        gpu: cantle_model::GpuUuid,
+    },
     /// GPUs without a filter, and nothing else that limits memory.
     #[error("nothing would enforce the memory limit of a task: {0}")]
     NoLimit(String),
@@ -252,7 +258,7 @@ impl NodeError {
             | Self::Queues(_)
             | Self::Never(_)
             | Self::Compute(_) => 2,
-            Self::NoRoom(_) | Self::Lent(_) => 6,
+            Self::NoRoom(_) | Self::Lent(_) | Self::NoComputeUnits { .. } => 6,
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu
             | Self::NoDriverLimit(_)

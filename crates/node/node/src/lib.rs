@@ -10,6 +10,7 @@ mod burst;
 pub mod capacity;
 pub mod clock;
 mod compute;
+mod compute_units;
 mod driver_files;
 mod error;
 mod health;

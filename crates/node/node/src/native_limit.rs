@@ -11,9 +11,9 @@ use cantle_driver::{Driver, LimitSupport};
 use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, LimitBackend, Slice};
 use cantle_runtime::{BackendChoice, Cgroup, TaskSpec};
 
-use crate::NodeError;
 use crate::store::NodeStore;
 use crate::watchdog::ALWAYS_TOLERATED_BYTES;
+use crate::{NodeError, compute_units};
 
 /// Where the group of a task is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,8 @@ pub(crate) fn hold(
     spec: &mut TaskSpec,
     (gpus, mode, place): (&[Gpu], EnforceMode, &GroupPlace),
 ) -> Result<(), NodeError> {
-    let mode = if lease.slices.is_empty() { mode } else { confine_directly(driver, lease, spec, mode)? };
+    let mode =
+        if lease.slices.is_empty() { mode } else { confine_directly((driver, node), lease, spec, mode)? };
     let limited: Vec<Slice> = lease.slices.iter().filter(|slice| slice.mig.is_none()).cloned().collect();
     if limited.is_empty() || mode == EnforceMode::Filter {
         return Ok(());
@@ -121,17 +122,16 @@ pub(crate) fn hold(
 /// For GPUs without a filter: the task gets the device nodes of its own GPUs only, and must get the driver's limit. A request that only a
 /// filter could enforce is refused.
 fn confine_directly(
-    driver: &dyn Driver,
+    (driver, node): (&dyn Driver, &NodeStore),
     lease: &mut Lease,
     spec: &mut TaskSpec,
     mode: EnforceMode,
 ) -> Result<EnforceMode, NodeError> {
-    let Some(direct) = driver.direct_access(&lease.slices)? else { return Ok(mode) };
+    if driver.has_filter() {
+        return Ok(mode);
+    }
     if mode == EnforceMode::Filter {
         return Err(NodeError::NoFilter("--enforce filter".to_owned()));
-    }
-    if let Some(share) = lease.compute {
-        return Err(NodeError::NoFilter(format!("--compute {}", share.mode)));
     }
     if lease.burst.is_some() {
         return Err(NodeError::NoFilter("a memory limit above the request".to_owned()));
@@ -139,8 +139,11 @@ fn confine_directly(
     if lease.module_reserve_bytes > 0 {
         return Err(NodeError::NoFilter("a reserve for modules".to_owned()));
     }
+    if let Some(share) = lease.compute {
+        compute_units::select((driver, node), lease, share)?;
+    }
     lease.unfiltered = true;
-    spec.confinement.direct = Some(direct);
+    spec.confinement.direct = driver.direct_access(&lease.slices, &lease.compute_units)?;
     // A weaker one would show all GPUs.
     spec.confinement.backend = BackendChoice::MountNamespace;
     Ok(EnforceMode::Driver)

@@ -197,7 +197,11 @@ async fn run_under(
         notify(OUTSIDE);
     }
     let enforced = match &lease.compute {
-        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend, lease.limited_by())),
+        Some(share) => {
+            let mask =
+                if lease.compute_units.is_empty() { "" } else { " by a mask that a program can change" };
+            format!("compute {}{mask}, {}", share.mode, enforced_by(backend, lease.limited_by()))
+        }
         None => enforced_by(backend, lease.limited_by()),
     };
     lease.leader = Some(task.leader());

@@ -70,6 +70,9 @@ impl Suspender<'_> {
                 "it has a limit of GPU memory above its request, and its size follows from what is free",
             );
         }
+        if !lease.compute_units.is_empty() {
+            return refused("its compute units were selected at its start");
+        }
         if slice.milli == Milli::ONE {
             return refused("it has a whole GPU");
         }
@@ -84,6 +87,9 @@ impl Suspender<'_> {
                 format!("a slice is less than GPU {}, which has {}", gpu.index, Bytes(gpu.memory_bytes));
             return Err(SuspendError::Size { task: lease.task.clone(), wanted, why }.into());
         };
+        if lease.unfiltered && share.memory_limit_bytes < slice.memory_limit_bytes {
+            return refused("no filter keeps its programs from using the memory meanwhile; it can only grow");
+        }
         let wanted =
             Slice { milli: share.milli, memory_limit_bytes: share.memory_limit_bytes, ..slice.clone() };
         Ok((slice.clone(), wanted))
