@@ -111,6 +111,30 @@ def test_what_needs_a_filter_is_refused(machine, options, named):
     assert done.stdout == "" and f"{named} needs cantle's filter" in done.stderr, done.stderr
 
 
+def test_strict_shares_have_no_compute_unit_in_common(machine):
+    cantle = machine("1xMI300X")
+    mask = ["--compute", "strict", "--", "sh", "-c", 'echo "mask $HSA_CU_MASK"; sleep 300']
+    for log, first, last in (("a", 0, 151), ("b", 152, 227)):
+        cantle.start("run", "--gpu", "0.5" if log == "a" else "0.25", *mask, log=log)
+        wait_until(lambda: f"mask 0:{first}-{last}\n" in cantle.log(log), 60, lambda: cantle.log(log))  # noqa: B023
+        assert "compute strict by a mask that a program can change" in cantle.log(log)
+    none = cantle.cli("run", "--gpu", "0.25", "--", "sh", "-c", "echo mask $HSA_CU_MASK")
+    assert none.stdout == "mask\n", "it computes on all"
+
+
+def test_a_slice_can_only_grow(machine):
+    cantle = machine("1xMI300X")
+    cantle.up("--queue", "quarter=0.25")
+    task = cantle.submit("quarter", *LONG)
+    cantle.wait_state(task, "in_progress")
+    cantle.cli("resize", task, "--gpu", "0.5")
+    assert list(groups(cantle).values()) == [f"{REGION} {TOTAL // 2}\n"]
+    refused = cantle.cli("resize", task, "--gpu", "0.25", code=None)
+    assert refused.returncode != 0 and "it can only grow" in refused.stderr, refused.stderr
+    assert list(groups(cantle).values()) == [f"{REGION} {TOTAL // 2}\n"]
+    cantle.cli("stop", task)
+
+
 def test_another_user_than_root_gets_nothing_unlimited(machine):
     cantle = machine("1xMI300X")
     done = subprocess.run(
