@@ -4,6 +4,7 @@ enforces anything here: the tests look at what cantle tells the kernel, and at w
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -14,13 +15,15 @@ TOTAL = 196592 * MIB
 REGION = "drm/0000:05:00.0/vram"
 SHOW = 'ls /dev/dri; echo "$ROCR_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES"; cat /dev/kfd; test -e /dev/dri/renderD129 || echo alone'
 LONG = ["sleep", "300"]
+# The host's directory, over which the machine's files are mounted.
+HIERARCHY = Path("/sys/fs/cgroup/dmem")
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     # That is a version of NVIDIA's.
     monkeypatch.delenv("CANTLE_TEST_DRIVER", raising=False)
-    made = []
+    made, was_there = [], HIERARCHY.exists()
 
     def make(gpus):
         made.append(Cantle(tmp_path, gpus))
@@ -29,6 +32,8 @@ def machine(tmp_path, monkeypatch):
     yield make
     for one in made:
         one.stop()
+    if HIERARCHY.exists() and not was_there:
+        HIERARCHY.rmdir()
 
 
 def groups(cantle):
