@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif("CANTLE_TEST_DRIVER" not in os.environ, reason="
 
 # Answers each line on its input. A line is an expression.
 PROGRAM = """
-import ctypes, json, sys
+import ctypes, json, os, re, sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 cu = ctypes.CDLL("libcuda.so.1")
 assert cu.cuInit(0) == 0
@@ -122,21 +122,101 @@ def test_memory_is_free_for_others_and_comes_back(cantle, engine, talk):
     wait_until(lambda: cantle.task(task)["state"] == "completed", 240, lambda: cantle.task(task))
 
 
-def test_another_gpu_is_refused(make_cantle, talk):
-    cantle = make_cantle([0, 1])
-    up(cantle, talk)
+NODES = "sorted(name for name in os.listdir('/dev') if re.fullmatch('nvidia[0-9]+', name))"
+
+
+@pytest.fixture
+def pair(make_cantle):
+    """With both GPUs of the machine."""
+    found = make_cantle([0, 1])
+    yield found
+    found.machine.model()
+    assert found.machine.checkpoints() == []
+
+
+def begin_on_one(cantle, talk):
+    """A task, the GPU where it is, and the other one."""
     task = cantle.submit("q", *talk.command, flags=("--gpu", "0.5"))
     assert talk.ask(f"alloc({GIB})") == 0
     wait_until(lambda: row(cantle, task)["state"] == "running", 60, lambda: cantle.json("ps"))
-    other = 1 - row(cantle, task)["gpu"]
-    said = cantle.cli("move", task, "--gpu", other, code=8).stderr
-    assert "it runs in a container, which has the device node of its GPU only" in said, said
+    here = row(cantle, task)["gpu"]
+    return task, here, 1 - here
+
+
+def is_on(cantle, engine, talk, task, gpu):
+    """All see the task on this GPU, and its container has no node of another one."""
+    assert talk.ask(NODES) == [f"nvidia{gpu}"]
+    assert cantle.used()[1 - gpu] == 0 < cantle.used()[gpu]
+    assert row(cantle, task)["gpu"] == gpu
+    truth = cantle.truth()
+    assert [limit["hard_bytes"] > 20 * GIB for limit in truth[gpu]["limits"]] == [True], truth
+    # A program that starts in the container now.
+    asked = engine.client("exec", engine.container_of(task), "python3", "-c", UUID).stdout.strip()
+    assert asked == truth[gpu]["uuid"].removeprefix("GPU-").replace("-", "")
+
+
+UUID = """
+import ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+count, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert cu.cuInit(0) == 0 and cu.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value == 1
+assert cu.cuDeviceGetUuid(uuid, 0) == 0
+print(bytes(uuid).hex())
+"""
+
+
+def test_it_moves_to_another_gpu_and_back(pair, engine, talk):
+    up(pair, talk)
+    task, here, other = begin_on_one(pair, talk)
+    is_on(pair, engine, talk, task, here)
+    assert f"GPU {other}" in pair.cli("move", task, "--gpu", other).stderr
+    is_on(pair, engine, talk, task, other)
     assert talk.ask(f"alloc({GIB})") == 0
-    cantle.cli("suspend", task)
-    assert "which has the device node of its GPU only" in cantle.cli("resume", task, "--gpu", other, code=8).stderr
-    cantle.cli("resume", task)
+    pair.cli("suspend", task)
+    assert pair.used() == [0, 0]
+    pair.cli("resume", task, "--gpu", here)
+    is_on(pair, engine, talk, task, here)
+    assert talk.ask(f"alloc({20 * GIB})") == 2, "it has half a GPU there too"
     talk.end()
-    cantle.wait_state(task, "completed", seconds=240)
+    pair.wait_state(task, "completed", seconds=240)
+
+
+def test_it_goes_on_elsewhere_if_its_gpu_is_full(pair, engine, talk):
+    up(pair, talk)
+    task, here, other = begin_on_one(pair, talk)
+    pair.cli("suspend", task)
+    filler = pair.submit("q", "sleep", "600", flags=("--gpus", "1"))
+    wait_until(lambda: row(pair, filler)["state"] == "running", 240, lambda: pair.json("ps"))
+    taken = row(pair, filler)["gpu"]
+    assert f"GPU {1 - taken}" in pair.cli("resume", task).stderr
+    is_on(pair, engine, talk, task, 1 - taken)
+    pair.cli("stop", filler)
+    talk.end()
+    pair.wait_state(task, "completed", seconds=240)
+
+
+@pytest.mark.parametrize("ended", ["helper", "command"])
+def test_a_death_in_a_move_leaves_it_on_one_gpu(pair, engine, talk, ended):
+    up(pair, talk)
+    task, here, other = begin_on_one(pair, talk)
+    for target in (other, here):
+        pair.machine.model("checkpoint_mib_per_s=512")
+        child = pair.start("move", task, "--gpu", target, log="step.log")
+        wait_until(lambda: helpers(child.pid), 30, "a helper")
+        wait_until(pair.machine.checkpoints, 30, "a checkpoint")
+        for victim in helpers(child.pid) if ended == "helper" else [child.pid]:
+            os.kill(victim, signal.SIGKILL)
+        child.wait(timeout=60)
+        wait_until(lambda: not pair.machine.checkpoints() and row(pair, task)["state"] == "running", 60, lambda: row(pair, task))
+        pair.machine.model()
+        now = row(pair, task)["gpu"]
+        is_on(pair, engine, talk, task, now)
+        pair.cli("move", task, "--gpu", 1 - now)
+        is_on(pair, engine, talk, task, 1 - now)
+        if 1 - now != target:
+            pair.cli("move", task, "--gpu", target)
+    talk.end()
+    pair.wait_state(task, "completed", seconds=240)
 
 
 def test_what_the_driver_cannot_suspend_is_undisturbed(cantle, talk):

@@ -6,6 +6,7 @@
 mod amd;
 mod checkpoint;
 mod context;
+mod device_rule;
 mod dmem;
 mod error;
 pub mod fault;
@@ -33,6 +34,7 @@ pub use checkpoint::{
     CHECKPOINTS_FROM, CheckpointState, Checkpoints, MOVES_FROM, SHARED_FROM, checkpoint_main,
 };
 pub use context::{ContextCache, ContextMemory, probe_context_main};
+pub use device_rule::{DeviceNumber, set_device_rule};
 pub use error::DriverError;
 pub use fixed::FixedInstances;
 pub use installation::Installation;

@@ -249,18 +249,18 @@ fn has_no_groups(dir: &Path) -> bool {
 }
 
 /// Is the group `path` the group `ancestor` or one below it?
-fn below(path: &str, ancestor: &str) -> bool {
+pub(crate) fn below(path: &str, ancestor: &str) -> bool {
     path.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// A mounted hierarchy that can hold tasks, and where a process is in it.
 #[derive(Debug, PartialEq, Eq)]
-struct Hierarchy {
-    mount: PathBuf,
+pub(crate) struct Hierarchy {
+    pub(crate) mount: PathBuf,
     /// The mounted group: `/` but in containers.
     root: String,
     /// The group of the process in question.
-    own: String,
+    pub(crate) own: String,
 }
 
 impl Hierarchy {
@@ -275,7 +275,7 @@ impl Hierarchy {
         Self::find(mountinfo, cgroups, ("cgroup2", ""))
     }
 
-    fn find(mountinfo: &str, cgroups: &str, (kind, controller): (&str, &str)) -> Option<Self> {
+    pub(crate) fn find(mountinfo: &str, cgroups: &str, (kind, controller): (&str, &str)) -> Option<Self> {
         let found = mounts(mountinfo).find(|found| {
             found.kind == kind
                 && (controller.is_empty() || found.options.split(',').any(|option| option == controller))
@@ -288,7 +288,7 @@ impl Hierarchy {
         Some(Self { mount: found.mount.into(), root: found.root.to_owned(), own: own?.to_owned() })
     }
 
-    fn directory(&self, path: &str) -> PathBuf {
+    pub(crate) fn directory(&self, path: &str) -> PathBuf {
         let inside = path.strip_prefix(self.root.trim_end_matches('/')).unwrap_or(path);
         self.mount.join(inside.trim_start_matches('/'))
     }

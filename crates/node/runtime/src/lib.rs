@@ -38,8 +38,9 @@ mod user;
 pub use attached::start_attached;
 pub use cgroup::Cgroup;
 pub use container::{
-    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, DriverCopies, Engine, EngineError, EngineInfo,
-    Leftover, MachineRoot, cover_image_main, image_hook, image_hook_trial, slice_edits, start_guard,
+    AdmissionError, ContainerDevices, ContainerOutput, ContainerSpec, DeviceGroups, DockerRun, DriverCopies,
+    Engine, EngineError, EngineInfo, Leftover, MachineRoot, cover_image_main, image_hook, image_hook_trial,
+    slice_edits, start_guard,
 };
 pub use detached::{adopt, start_detached};
 pub use error::{StartError, listed};

@@ -13,6 +13,7 @@
 mod alone;
 mod error;
 mod in_use;
+mod nodes;
 mod place;
 mod process;
 mod recovery;
@@ -299,12 +300,18 @@ impl Suspender<'_> {
         {
             return Err(self.back_out(lease, &error.to_string()));
         }
+        if let Err(error) = self.add_nodes(&lease, &moves) {
+            return Err(self.back_out(lease, &error.to_string()));
+        }
         for process in &suspension.processes {
             match self.helper.restore(self.driver, process, suspension.parked_bytes, &moves) {
                 Ok(Thawed::Runs) => {}
                 Ok(Thawed::Failed) => return Err(self.lose(lease, "its restore failed")),
                 Err(error) => return Err(self.back_out(lease, &error.to_string())),
             }
+        }
+        if let Err(error) = self.remove_nodes(&lease, &moves) {
+            return Err(self.back_out(lease, &error.to_string()));
         }
         self.follow(&lease, &moves)?;
         self.reopen(&lease)?;

@@ -3,7 +3,7 @@
 use cantle_driver::{CHECKPOINTS_FROM, MOVES_FROM, SHARED_FROM};
 use cantle_ledger::Uses;
 use cantle_ledger::host::Observer;
-use cantle_model::{Enforcement, Gpu, Lease, Slice};
+use cantle_model::{Gpu, Lease, Slice};
 
 use super::{Result, SuspendError, Suspender};
 
@@ -68,10 +68,10 @@ impl Suspender<'_> {
                 "driver {version} is older than {MOVES_FROM}, the first that restores on another GPU"
             ));
         }
-        if lease.enforcement == Some(Enforcement::Container) {
-            return refused("it runs in a container, which has the device node of its GPU only".to_owned());
+        match super::nodes::of_task(lease) {
+            Err(why) => refused(super::nodes::refusal(&why)),
+            Ok(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
