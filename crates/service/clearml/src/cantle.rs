@@ -180,6 +180,9 @@ pub struct NodeView {
     /// The connections of its GPUs, as in [`ReportNode::links`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<GpuLink>,
+    /// Its tasks that are suspended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub suspended: Vec<SuspendedView>,
 }
 
 /// `cantle.report_task`: the agent calls it before the task starts (with its slices) and after it ended (with its exit code).

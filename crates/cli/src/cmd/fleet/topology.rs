@@ -133,6 +133,7 @@ mod tests {
             queues: Vec::new(),
             gpus: [0, 1, 3].map(gpu).to_vec(),
             links,
+            suspended: Vec::new(),
         }
     }
 

@@ -241,6 +241,7 @@ pub(crate) fn node() -> Result<(NodeView, Vec<TaskView>), CliError> {
         queues: Vec::new(),
         gpus: gpus.iter().map(view).collect(),
         links: Vec::new(),
+        suspended: Vec::new(),
     };
     Ok((node, tasks))
 }

@@ -48,9 +48,9 @@ impl Node {
     }
 
     pub(crate) fn view(self) -> NodeView {
-        let ReportNode { node, worker, queues, gpus, links, .. } = self.report;
+        let ReportNode { node, worker, queues, gpus, links, suspended, .. } = self.report;
         let last_seen = rfc3339(self.last_seen_us);
-        NodeView { node, worker, last_seen, alive: self.alive, queues, gpus, links }
+        NodeView { node, worker, last_seen, alive: self.alive, queues, gpus, links, suspended }
     }
 }
 
