@@ -119,6 +119,7 @@ function quotaFlags(quota: ProjectQuota, old: ProjectQuota): string[] {
     ...flag("--priority", (q) => String(q.priority ?? 0)),
     ...flag("--min-run", (q) => String((q.min_run_ms ?? 0) / 1000)),
     ...flag("--max-time", (q) => (q.max_time_s == null ? "none" : `${q.max_time_s}s`)),
+    ...flag("--preempt", (q) => q.preempt?.join() ?? "none"),
     ...flag("--cpu", (q) => cores(q.cpu?.deserved)),
     ...flag("--cpu-limit", (q) => cores(q.cpu?.limit)),
     ...flag("--memory", (q) => memory(q.memory?.deserved)),

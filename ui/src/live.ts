@@ -2,9 +2,15 @@
 
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, call, resume } from "./api";
-import type { EventView, NodeView, PoolView, ProjectView, QueueView, TaskView } from "./types";
+import type { EventView, NodeView, PoolView, ProjectView, QueueView, SuspendedView, TaskView } from "./types";
 
 export const nodes = signal<NodeView[]>([]);
+
+/** Whether a task is suspended, with the host memory that it takes. */
+export function suspension(task: TaskView): SuspendedView | undefined {
+  if (task.state !== "in_progress") return undefined;
+  return nodes.value.find((node) => node.node === task.node)?.suspended?.find((found) => found.task === task.id);
+}
 export const queues = signal<QueueView[]>([]);
 export const events = signal<EventView[]>([]);
 /** As they were when somebody asked last, see `loadProjects`; `null`: nobody has. */

@@ -22,6 +22,8 @@ export interface Submission {
   command: string;
   size: string;
   amount: string;
+  /** Memory that it may use as long as it is free. */
+  memoryLimit: string;
   image: string;
   time: string;
   /** For how long it may be idle. */
@@ -36,12 +38,12 @@ export interface Submission {
 
 const SECTION = "cantle";
 /** Parameters of a request that have a field of their own. */
-const OWN = ["command", "gpu", "gpus", "gpu_memory", "mig_profile", "time", "idle", "array"];
+const OWN = ["command", "gpu", "gpus", "gpu_memory", "gpu_memory_limit", "mig_profile", "time", "idle", "array"];
 /** What a new task has of the one that it is made from, apart from the fields of the form. */
 const KEPT = ["type", "comment", "script", "configuration", "tags"];
 const FLAGS = ["isolation", "compute", "compute_request", "compute_limit", "cpu", "memory", "priority", "after"];
 
-export const EMPTY: Submission = { name: "", queue: "default", project: "", command: "", size: "", amount: "", image: "", time: "", idle: "", array: "", parameters: [], from: null };
+export const EMPTY: Submission = { name: "", queue: "default", project: "", command: "", size: "", amount: "", memoryLimit: "", image: "", time: "", idle: "", array: "", parameters: [], from: null };
 
 const own = (wire: WireTask | null, name: string): string => wire?.hyperparams?.[SECTION]?.[name]?.value ?? "";
 
@@ -74,6 +76,7 @@ export function fromTask(wire: WireTask, queue: string, project: string): Submis
     command: (JSON.parse(own(wire, "command") || "[]") as string[]).map(quote).join(" "),
     size,
     amount: own(wire, size),
+    memoryLimit: own(wire, "gpu_memory_limit"),
     image: container.image ?? "",
     time: own(wire, "time"),
     idle: own(wire, "idle"),
@@ -86,11 +89,15 @@ export function fromTask(wire: WireTask, queue: string, project: string): Submis
 /** Has the task code of ClearML's instead of a command? */
 export const isCode = ({ from }: Submission): boolean => from !== null && own(from, "command") === "";
 
+/** Only a part of a GPU may get more than it requests. */
+export const mayBorrow = ({ size }: Submission): boolean => size === "gpu" || size === "gpu_memory";
+
 function hyperparams(form: Submission): Record<string, Record<string, object>> {
   const kept = Object.entries(form.from?.hyperparams?.[SECTION] ?? {}).filter(([name]) => !OWN.includes(name));
   const all: [string, string, string][] = [...form.parameters, ...kept.map(([name, { value }]): [string, string, string] => [SECTION, name, value])];
   if (!isCode(form)) all.push([SECTION, "command", JSON.stringify(words(form.command))]);
   if (form.size && form.amount) all.push([SECTION, form.size, form.amount.trim()]);
+  if (mayBorrow(form) && form.memoryLimit) all.push([SECTION, "gpu_memory_limit", form.memoryLimit.trim()]);
   if (form.time) all.push([SECTION, "time", form.time.trim()]);
   if (form.idle) all.push([SECTION, "idle", form.idle.trim()]);
   if (form.array) all.push([SECTION, "array", form.array.trim()]);
@@ -112,7 +119,8 @@ export function submitLine(form: Submission): string {
   } catch {
     command = [];
   }
-  const rest = [...flag("image", form.image), ...flag("time", form.time), ...flag("idle", form.idle), ...flag("array", form.array), ...flag("name", form.name), ...flag("project", form.project)];
+  const limit = mayBorrow(form) ? flag("gpu_memory_limit", form.memoryLimit) : [];
+  const rest = [...limit, ...flag("image", form.image), ...flag("time", form.time), ...flag("idle", form.idle), ...flag("array", form.array), ...flag("name", form.name), ...flag("project", form.project)];
   return cantle("submit", "--queue", form.queue, ...size, ...kept, ...(own(form.from, "non_preemptible") ? ["--non-preemptible"] : []), ...rest, "--", ...command);
 }
 

@@ -48,6 +48,14 @@ export interface NodeView {
   alive: boolean;
   queues: { name: string; spec: string }[];
   gpus: GpuView[];
+  /** Tasks whose GPU memory is in the memory of the node; without it none. */
+  suspended?: SuspendedView[];
+}
+
+export interface SuspendedView {
+  task: string;
+  parked_bytes: number;
+  since: string;
 }
 
 export type TaskState =
@@ -103,6 +111,8 @@ export interface Quota {
 
 export interface ProjectQuota {
   gpu: Quota;
+  /** How its tasks make room for others; without it as the project above it says. */
+  preempt?: string[] | null;
   cpu?: Quota;
   memory?: Quota;
   priority?: number;

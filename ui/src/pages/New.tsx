@@ -4,7 +4,7 @@ import { ApiError, call, may } from "../api";
 import { fetchTask, loadProjects, projects, queues, tasks } from "../live";
 import { usePageCli } from "../parts/Controls";
 import { go, link, param } from "../route";
-import { EMPTY, SIZES, type Submission, fromTask, isCode, submit, submitLine } from "../submission";
+import { EMPTY, SIZES, type Submission, fromTask, isCode, mayBorrow, submit, submitLine } from "../submission";
 import type { TaskView } from "../types";
 
 /** The projects in which this user may submit. */
@@ -92,6 +92,7 @@ function Form({ start }: { start: Submission }) {
       <Choice label="Queue" value={form.queue} options={queues.value.map((queue) => [queue.name, queue.name])} set={(queue) => set({ queue })} />
       <Choice label="GPU" value={form.size} options={SIZES.map(([size, text]) => [size, text])} set={(size) => set({ size, amount: "" })} />
       {form.size && <Text label="Size" value={form.amount} required hint={SIZES.find(([size]) => size === form.size)![2]} set={(amount) => set({ amount })} />}
+      {mayBorrow(form) && <Text label="Memory limit" value={form.memoryLimit} hint="the size; with 24Gi it uses up to that as long as it is free" set={(memoryLimit) => set({ memoryLimit })} />}
       <Text label="Name" value={form.name} hint="the command" set={(name) => set({ name })} />
       <Text label="Project" value={form.project} hint="default" list="projects" set={(project) => set({ project })} />
       <datalist id="projects">

@@ -3,7 +3,7 @@ import { type WireTask, canRequeue, canStop, clone, dequeue, requeue, stop } fro
 import { ApiError, call, mayChange, maySubmit } from "../api";
 import { cantle } from "../cli";
 import { bytes, clock, duration, gpuAmount } from "../format";
-import { fetchTask, nodes, now, tasks } from "../live";
+import { fetchTask, nodes, now, suspension, tasks } from "../live";
 import { Chart } from "../parts/Chart";
 import { ActionButton, usePageCli } from "../parts/Controls";
 import { Log } from "../parts/Log";
@@ -77,11 +77,11 @@ function Timeline({ task, events, history }: { task: TaskView; events: EventView
 
 const WHY: Record<string, string> = { queued: "Why it waits", in_progress: "Where it runs", created: "What it is" };
 
-function Why({ explanation }: { explanation: Explanation }) {
+function Why({ task, explanation }: { task: TaskView; explanation: Explanation }) {
   const { position } = explanation;
   return (
     <section class="card" aria-labelledby="why" data-testid="why">
-      <h2 id="why">{WHY[explanation.state] ?? "How it ended"}</h2>
+      <h2 id="why">{suspension(task) ? "Why it is suspended" : (WHY[explanation.state] ?? "How it ended")}</h2>
       <p>
         <Says text={explanation.reason} />
       </p>
@@ -102,6 +102,7 @@ function Why({ explanation }: { explanation: Explanation }) {
 
 function Memory({ task, history }: { task: TaskView; history: History | null }) {
   const slices = nodes.value.flatMap((node) => node.gpus.flatMap((gpu) => gpu.slices.filter((slice) => slice.task === task.id)));
+  const parked = suspension(task);
   const used = slices.reduce((sum, slice) => sum + slice.memory_used_bytes, 0);
   return (
     <section class="card" aria-labelledby="memory">
@@ -110,6 +111,11 @@ function Memory({ task, history }: { task: TaskView; history: History | null }) 
         {slices.length > 0 && (
           <span class="figures">
             <b>{bytes(used)}</b> of {bytes(task.memory_limit_bytes)} used
+          </span>
+        )}
+        {parked && (
+          <span class="figures" data-testid="parked">
+            <b>{bytes(parked.parked_bytes)}</b> in the memory of {task.node} since {clock(parked.since)}
           </span>
         )}
       </h2>
@@ -210,7 +216,7 @@ function Overview({ task, explanation, events }: { task: TaskView; explanation: 
       <Timeline task={task} events={events} history={history} />
       <div class="columns">
         <div>
-          {explanation && <Why explanation={explanation} />}
+          {explanation && <Why task={task} explanation={explanation} />}
           <Facts task={task} />
         </div>
         <Memory task={task} history={history} />

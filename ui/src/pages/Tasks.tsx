@@ -4,7 +4,7 @@ import { canRequeue, canStop, requeue, stop } from "../actions";
 import { cantle } from "../cli";
 import { saveCsv } from "../csv";
 import { age, bytes, clock, gpus, plural, stateWord } from "../format";
-import { now, queues, taskList } from "../live";
+import { now, queues, suspension, taskList } from "../live";
 import { type Column, Rows } from "../parts/Rows";
 import { Says } from "../parts/Says";
 import { MAX_COMPARED } from "../results/compared";
@@ -14,7 +14,8 @@ import type { TaskView } from "../types";
 const STATES: [string, string][] = ["queued", "in_progress", "completed", "failed", "stopped", "created"].map((state) => [state, stateWord(state)]);
 
 export function State({ task }: { task: TaskView }) {
-  return <span class={`badge ${task.state}`}>{stateWord(task.state)}</span>;
+  const state = suspension(task) ? "suspended" : task.state;
+  return <span class={`badge ${state}`}>{stateWord(state)}</span>;
 }
 
 function lasted(task: TaskView): number {

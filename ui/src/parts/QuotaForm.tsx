@@ -25,6 +25,7 @@ const AMOUNTS: Amount[] = [
 const WEIGHT = "Weight";
 const PRIORITY = "Priority";
 const UNDISTURBED = "Undisturbed, seconds";
+const MAKES_ROOM = "Its tasks make room by";
 const LONGEST = "Longest time of a task, hours";
 
 /** What fields say, by label. */
@@ -37,7 +38,7 @@ function texts(quota: ProjectQuota): Texts {
   });
   const { gpu, priority = 0, min_run_ms = 0, max_time_s } = quota;
   const times = { [UNDISTURBED]: String(min_run_ms / 1000), [LONGEST]: max_time_s == null ? "" : String(Math.round(max_time_s / 3.6) / 1000) };
-  return { ...Object.fromEntries(amounts), [WEIGHT]: String(gpu.weight), [PRIORITY]: String(priority), ...times };
+  return { ...Object.fromEntries(amounts), [MAKES_ROOM]: quota.preempt?.join() ?? "", [WEIGHT]: String(gpu.weight), [PRIORITY]: String(priority), ...times };
 }
 
 /** `quota` with these edits. A field that nobody touched leaves what it shows as exact as it is. */
@@ -52,7 +53,9 @@ function granted(quota: ProjectQuota, edits: Texts): ProjectQuota {
   }
   const longest = edits[LONGEST]?.trim();
   const max_time_s = longest === undefined ? quota.max_time_s ?? null : longest === "" ? null : Math.round(3600 * Number(longest));
-  return { ...quota, ...parts, max_time_s, priority: number(PRIORITY, quota.priority ?? 0), min_run_ms: number(UNDISTURBED, quota.min_run_ms ?? 0, 1000) };
+  const makesRoom = edits[MAKES_ROOM];
+  const preempt = makesRoom === undefined ? (quota.preempt ?? null) : makesRoom === "" ? null : makesRoom.split(",");
+  return { ...quota, ...parts, preempt, max_time_s, priority: number(PRIORITY, quota.priority ?? 0), min_run_ms: number(UNDISTURBED, quota.min_run_ms ?? 0, 1000) };
 }
 
 /** Grants a project its quota, or takes it away; without a project, one that has had no task yet. */
@@ -95,6 +98,14 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
       {amounts("cpu")}
       {amounts("memory")}
       {field(UNDISTURBED, { min: 0, step: 1, required: true, title: "Minimum time that its tasks run before they may be stopped for others" })}
+      <label>
+        {MAKES_ROOM}
+        <select value={fields[MAKES_ROOM]} onChange={({ currentTarget: { value } }) => setEdits((now) => ({ ...now, [MAKES_ROOM]: value }))}>
+          <option value="">inherited</option>
+          <option value="requeue">requeue</option>
+          <option value="suspend,requeue">suspension, else requeue</option>
+        </select>
+      </label>
       {field(LONGEST, { min: 0.001, max: 8784, step: 0.001, placeholder: "as the queue allows" })}
       <div class="row">
         <button type="submit" class="solid" title={`$ ${action.cli}`}>
