@@ -187,9 +187,9 @@ def test_it_goes_on_elsewhere_if_its_gpu_is_full(pair, engine, talk):
     pair.cli("suspend", task)
     filler = pair.submit("q", "sleep", "600", flags=("--gpus", "1"))
     wait_until(lambda: row(pair, filler)["state"] == "running", 240, lambda: pair.json("ps"))
-    taken = row(pair, filler)["gpu"]
-    assert f"GPU {1 - taken}" in pair.cli("resume", task).stderr
-    is_on(pair, engine, talk, task, 1 - taken)
+    assert row(pair, filler)["gpu"] == here, "both GPUs are free, and it takes the first one"
+    assert f"GPU {other}" in pair.cli("resume", task).stderr
+    is_on(pair, engine, talk, task, other)
     pair.cli("stop", filler)
     talk.end()
     pair.wait_state(task, "completed", seconds=240)
@@ -321,6 +321,29 @@ def test_it_makes_room_for_another_one(cantle, talk):
     cantle.wait_state(low, "completed", seconds=240)
     kinds = [event["kind"] for event in cantle.json("events", "--task", low)]
     assert kinds.count("place") == 1, "it ran once"
+
+
+def test_it_comes_back_on_another_gpu_when_there_is_room(pair, engine, talk):
+    """The agent does this, without a command."""
+    up(pair, talk)
+    pair.cli("queues", "set", "q", "--preempt", "suspend,requeue")
+    pair.cli("quota", "set", "a", "--gpu", "2")
+    flags = "--gpus", "1", "--project", "a"
+    first = pair.submit("q", "sleep", "600", flags=flags)
+    wait_until(lambda: row(pair, first)["state"] == "running", 240, lambda: pair.json("ps"))
+    low = pair.submit("q", *talk.command, flags=flags)
+    assert talk.ask(f"alloc({GIB})") == 0
+    here = row(pair, low)["gpu"]
+    high = pair.submit("q", "sleep", "600", flags=(*flags, "--priority", "5"))
+    wait_until(lambda: is_out(pair, low) and row(pair, high)["state"] == "running", 240, lambda: pair.json("ps"))
+    assert row(pair, high)["gpu"] == here
+    pair.cli("stop", first)
+    wait_until(lambda: row(pair, low)["state"] == "running", 240, lambda: (pair.task(low), pair.json("ps")))
+    assert row(pair, low)["gpu"] == 1 - here and talk.ask(NODES) == [f"nvidia{1 - here}"]
+    assert talk.ask(f"alloc({GIB})") == 0
+    pair.cli("stop", high)
+    talk.end()
+    pair.wait_state(low, "completed", seconds=240)
 
 
 def test_one_that_cannot_be_suspended_is_queued_again(cantle, talk):
