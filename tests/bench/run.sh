@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.."
 broken=0
 python3 tests/bench/calls.py || broken=1
 python3 tests/bench/launch.py || broken=1
+python3 tests/bench/limit.py || broken=1
 python3 tests/bench/idle.py || broken=1
 python3 tests/bench/compute.py || broken=1
 python3 tests/bench/watchdog.py || broken=1
