@@ -86,6 +86,53 @@ def test_plain_http_only_without_a_certificate(server, values):
     assert container()["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
 
 
+def with_notebooks(values, **notebooks):
+    server = {**values["server"], "replicas": 1, "notebooks": {"enabled": True, **notebooks}}
+    return {**values, "server": server}
+
+
+def test_notebooks_have_a_port_of_the_server_and_of_its_service(chart, server, values):
+    def ports(made):
+        [container] = made["Deployment"]["template"]["spec"]["containers"]
+        options = [arg for arg in container["args"] if arg.startswith("--notebook")]
+        of_pod = {port["name"]: port["containerPort"] for port in container["ports"]}
+        of_service = {port["name"]: (port["port"], port["targetPort"]) for port in made["Service"]["ports"]}
+        return options, of_pod, of_service
+
+    assert ports(server(values)) == ([], {"api": 8008}, {"api": (8008, "api")})
+    assert ports(server(with_notebooks(values))) == (
+        ["--notebook-listen=0.0.0.0:8009"],
+        {"api": 8008, "notebooks": 8009},
+        {"api": (8008, "api"), "notebooks": (8009, "notebooks")},
+    )
+    given = with_notebooks(values, port=9443, url="https://*.notebooks.example")
+    chart.validate_schema(given)
+    options, of_pod, of_service = ports(server(given))
+    assert options == ["--notebook-listen=0.0.0.0:9443", "--notebook-url=https://*.notebooks.example"]
+    assert (of_pod["notebooks"], of_service["notebooks"]) == (9443, (9443, "notebooks"))
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"replicas": 3, "notebooks": {"enabled": True}}, "server.notebooks.enabled needs server.replicas: 1"),
+    ({"notebooks": {"url": "https://notebooks.example"}}, "server.notebooks.url needs server.notebooks.enabled: true"),
+])
+def test_notebooks_that_nobody_could_open_are_refused(render, values, change, said):
+    import helm_python
+
+    with pytest.raises(helm_python.HelmError) as error:
+        render({**values, "server": {**values["server"], **change}})
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("notebooks", [{"port": 8008}, {"port": 80}, {"port": "8009"}, {"url": "notebooks.example"}])
+def test_an_address_of_notebooks_that_is_none_is_named(chart, values, notebooks):
+    import helm_python
+
+    with pytest.raises(helm_python.HelmValuesError) as error:
+        chart.validate_schema(with_notebooks(values, **notebooks))
+    assert "/server/notebooks" in str(error.value)
+
+
 @pytest.mark.parametrize("path, said", [
     (["database", "secret"], "server.database.secret is needed"),
     (["keysSecret"], "server.keysSecret is needed"),
