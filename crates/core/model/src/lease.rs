@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Burst, Bytes, ComputeShare, GpuUuid, LeaseId, LimitBackend, MigInstance, Milli, Share, Suspension, TaskId,
+    Burst, Bytes, ComputeShare, GpuUuid, HostLimit, LeaseId, LimitBackend, MigInstance, Milli, Share,
+    Suspension, TaskId,
 };
 
 /// A part of one GPU: memory bytes and compute share, or one MIG instance.
@@ -183,6 +184,9 @@ pub struct Lease {
     /// The terms on which its slice may have more memory than it is counted as; none if it has exactly that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Burst>,
+    /// The processor time and main memory that its task may use; none if they are not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostLimit>,
     /// The suspension of its task, from before the first step until the task runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspension: Option<Suspension>,
@@ -226,6 +230,7 @@ impl Lease {
             ends_ms: None,
             module_reserve_bytes: 0,
             burst: None,
+            host: None,
             suspension: None,
             changes: 0,
         }

@@ -18,6 +18,7 @@ mod fleet;
 mod fraction;
 mod gpu;
 mod gpulist;
+mod host_limit;
 mod id;
 mod idle_time;
 mod lease;
@@ -46,6 +47,7 @@ pub use fleet::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, TaskTerms, 
 pub use fraction::Fraction;
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
+pub use host_limit::HostLimit;
 pub use id::{LeaseId, QueueId, TaskId};
 pub use idle_time::{IdleTime, IdleTimeError};
 pub use lease::{AllocatedPart, Enforcement, Holder, Lease, Slice};

@@ -250,6 +250,7 @@ impl Launcher {
             workspace: None,
             authorities: None,
             cgroup: None,
+            host: lease.host,
             is_client: false,
             secrets: command.secrets.clone(),
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{Driver, LimitSupport};
-use cantle_model::{EnforceMode, Gpu, Lease, LeaseId, LimitBackend, Slice};
+use cantle_model::{EnforceMode, Gpu, HostLimit, Lease, LeaseId, LimitBackend, Slice};
 use cantle_runtime::{BackendChoice, Cgroup, TaskSpec};
 
 use crate::store::NodeStore;
@@ -29,7 +29,14 @@ pub(crate) enum GroupPlace {
 
 impl GroupPlace {
     /// The group of a task, which may not have been made yet.
-    fn group(&self, name: &str) -> Result<Cgroup, String> {
+    fn group(&self, name: &str, host: Option<&HostLimit>) -> Result<Cgroup, String> {
+        match (self, host) {
+            (Self::Processes, Some(host)) => Cgroup::make_limited(name, host).map(|(group, _)| group),
+            (place, _) => place.group_for_driver(name),
+        }
+    }
+
+    fn group_for_driver(&self, name: &str) -> Result<Cgroup, String> {
         match self {
             Self::Processes => Cgroup::make_unified(name).map_err(str::to_owned),
             Self::AboveContainers => Cgroup::above_container(name).map_err(str::to_owned),
@@ -90,7 +97,8 @@ pub(crate) fn hold(
     }
     let on: Vec<Gpu> =
         gpus.iter().filter(|gpu| limited.iter().any(|slice| slice.gpu == gpu.uuid)).cloned().collect();
-    let possible = driver_limits(driver, &on).and_then(|by| Ok((by, place.group(&lease.id.0)?)));
+    let possible =
+        driver_limits(driver, &on).and_then(|by| Ok((by, place.group(&lease.id.0, lease.host.as_ref())?)));
     let (backend, group) = match possible {
         Ok(possible) => possible,
         Err(why) if lease.unfiltered => return Err(NodeError::NoLimit(why)),

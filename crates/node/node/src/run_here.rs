@@ -426,6 +426,7 @@ async fn docker_client(
         argv: words.into_iter().map(Into::into).collect(),
         slices: Vec::new(),
         cgroup: None,
+        host: None,
         is_client: true,
         secrets: std::collections::BTreeMap::new(),
         ..spec

@@ -11,8 +11,10 @@
 //!
 //! Groups above those of an engine's containers are in `/cantle-containers` instead, where the engine switches controllers on for them.
 //!
-//! Elsewhere no controller is switched on, so a group costs nothing and limits nothing. Without a group, the task has the process
+//! No controller is switched on, so a group costs nothing and limits nothing, unless a task has [`limit`]s. Without a group, the task has the process
 //! that adopts its orphans: see [`crate::processes::Scope`].
+
+mod limit;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -188,9 +190,11 @@ impl Cgroup {
                 Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
                     std::thread::sleep(RETRY_INTERVAL);
                 }
-                _ => return self.remove_counterparts(),
+                _ => break,
             }
         }
+        self.remove_counterparts();
+        self.remove_limits();
     }
 
     /// In hierarchies of version 1: an engine has made one of its name in each of them, or the controller of a limit is there.

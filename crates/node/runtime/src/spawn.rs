@@ -83,18 +83,33 @@ pub(crate) fn spawn(
     }
     let accounting = Accounting::open(&spec.confinement);
     // This thread sees the machine. In the task's namespaces the groups do not exist, and `/proc` has other pids.
-    let cgroup = spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0));
+    let (cgroup, limits) = groups(spec)?;
+    let groups = (cgroup.as_ref(), limits.as_slice());
     let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
         let backend = Backend::Preload { why: "preload was asked for".to_owned() };
-        spawn_first(spec, cgroup.as_ref(), &directory, backend, None, stdio, group)
+        spawn_first(spec, groups, &directory, backend, None, stdio, group)
     } else {
-        spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
+        spawn_in_sandbox(spec, groups, &directory, stdio, group)
     };
     let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone(), accounting, record));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
         cgroup.remove();
     }
     spawned
+}
+
+/// The control group of a task, and those of version 1 with further limits.
+fn groups(spec: &TaskSpec) -> Result<(Option<Cgroup>, Vec<Cgroup>), StartError> {
+    let Some(host) = &spec.host else {
+        return Ok((spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0)), Vec::new()));
+    };
+    let made = match &spec.cgroup {
+        Some(cgroup) => cgroup.limit(host).map(|limits| (cgroup.clone(), limits)),
+        None => Cgroup::make_limited(&spec.lease.0, host),
+    };
+    let (cgroup, limits) =
+        made.map_err(|why| StartError::setup(format!("limit its processors and memory to {host}"), why))?;
+    Ok((Some(cgroup), limits))
 }
 
 /// A program of the machine's: the client of an engine, which starts the task elsewhere.
@@ -119,7 +134,7 @@ fn spawn_client(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned,
 /// is an ordinary error.
 fn spawn_in_sandbox(
     spec: &TaskSpec,
-    cgroup: Option<&Cgroup>,
+    groups: (Option<&Cgroup>, &[Cgroup]),
     directory: &Path,
     stdio: Stdio3,
     group: Group,
@@ -135,7 +150,7 @@ fn spawn_in_sandbox(
                 Privileges::Machine => Backend::PrivilegedMountNamespace,
                 Privileges::Own | Privileges::NoNew => Backend::MountNamespace,
             };
-            Ok(spawn_first(spec, cgroup, directory, backend, Some(Inside { privileges }), stdio, group))
+            Ok(spawn_first(spec, groups, directory, backend, Some(Inside { privileges }), stdio, group))
         });
         let maker = maker.map_err(|why| StartError::setup("start a thread", why))?;
         maker.join().map_err(|_| StartError::setup("mount namespace", "the thread panicked"))
@@ -144,11 +159,11 @@ fn spawn_in_sandbox(
         Ok(spawned) => spawned,
         // Without GPUs there is no limit that another backend could enforce.
         Err((why, stdio)) if why.is_forbidden() && spec.slices.is_empty() => {
-            spawn_first(spec, cgroup, directory, Backend::None, None, stdio, group)
+            spawn_first(spec, groups, directory, Backend::None, None, stdio, group)
         }
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
             let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
-            spawn_first(spec, cgroup, directory, backend, None, stdio, group)
+            spawn_first(spec, groups, directory, backend, None, stdio, group)
         }
         Err((why, _)) if why.cause().is_out_of_room() => Err(StartError::Setup {
             what: "make the sandbox".to_owned(),
@@ -170,7 +185,7 @@ struct FirstProcess {
 
 fn spawn_first(
     spec: &TaskSpec,
-    cgroup: Option<&Cgroup>,
+    groups: (Option<&Cgroup>, &[Cgroup]),
     directory: &Path,
     backend: Backend,
     inside: Option<Inside>,
@@ -184,8 +199,8 @@ fn spawn_first(
     let orders = Orders {
         report: theirs.as_raw_fd(),
         go: awaited.as_raw_fd(),
-        door: cgroup.map(Cgroup::door),
-        more_doors: cgroup.map(|group| group.more_doors.clone()).unwrap_or_default(),
+        door: groups.0.map(Cgroup::door),
+        more_doors: groups.0.iter().flat_map(|group| group.more_doors.clone()).chain(groups.1.iter().map(Cgroup::door)).collect(),
         inside,
         no_new_privileges: spec.confinement.privileges == Privileges::NoNew,
         user: spec.user.clone(),

@@ -3,7 +3,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_ledger::{GRANT_FILE, LAUNCHES_FILE, LIMITS_FILE, MEMORY_FILE, USAGE_FILE};
-use cantle_model::{DirectAccess, Enforcement, LeaseId, Slice};
+use cantle_model::{DirectAccess, Enforcement, HostLimit, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
 use crate::{Cgroup, Privileges, TaskUser};
@@ -55,6 +55,9 @@ pub struct TaskSpec {
     /// The control group that was made for it, with the driver's limits; without one, the start makes one.
     #[serde(default)]
     pub cgroup: Option<Cgroup>,
+    /// The processor time and main memory that its control group is limited to; in a container they are options of the container.
+    #[serde(default)]
+    pub host: Option<HostLimit>,
     /// It is no task but the client of a container engine, to which it brings the task.
     #[serde(default)]
     pub is_client: bool,

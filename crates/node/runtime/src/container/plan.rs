@@ -222,6 +222,7 @@ mod tests {
             workspace: None,
             authorities: None,
             cgroup: None,
+            host: None,
             is_client: false,
             secrets: BTreeMap::new(),
         }

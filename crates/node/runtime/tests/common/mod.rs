@@ -117,6 +117,7 @@ impl Bench {
             workspace: None,
             authorities: None,
             cgroup: None,
+            host: None,
             is_client: false,
             secrets: BTreeMap::new(),
         }
