@@ -91,6 +91,8 @@ export interface TaskView {
   time_limit_s?: number;
   /** For how long it may be idle. */
   idle_limit_s?: number;
+  /** The CPU and main memory that it counts with, or gets. */
+  host?: { cpu_milli: number; memory_bytes: number };
 }
 
 export interface QueueView {

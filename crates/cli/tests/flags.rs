@@ -30,7 +30,7 @@ const ALL: &[&str] = &["half", "two", "few", "own", "cpu"];
 const WITH_GPU: &[&str] = &["half", "two", "few", "own"];
 
 /// Each option with its value.
-const OPTIONS: [(&str, &[&str], Fate); 25] = [
+const OPTIONS: [(&str, &[&str], Fate); 26] = [
     ("queue", &[], OfCommand),
     ("gpu", &["0.5"], Asked("gpu", &["half", "own"])),
     ("gpus", &["2"], Asked("gpus", &["two", "own"])),
@@ -50,6 +50,7 @@ const OPTIONS: [(&str, &[&str], Fate); 25] = [
     ("project", &["theirs"], Kept("/project")),
     ("tag", &["team:nlp,urgent"], Kept("/tags/0")),
     ("cpu", &["2"], Asked("cpu", ALL)),
+    ("cpu", &["auto"], Asked("cpu", WITH_GPU)),
     ("memory", &["2Gi"], Asked("memory", ALL)),
     ("priority", &["7"], Asked("priority", ALL)),
     ("non-preemptible", &[], Asked("non_preemptible", ALL)),
@@ -129,5 +130,5 @@ fn no_option_of_submit_is_ignored_by_any_queue() {
             }
         }
     }
-    assert_eq!((taken, refused), (94, 21), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
+    assert_eq!((taken, refused), (98, 22), "of {} options and {} queues", OPTIONS.len(), QUEUES.len());
 }

@@ -146,6 +146,8 @@ function Facts({ task }: { task: TaskView }) {
     ["GPUs", where.join(", ") || task.gpus.join(", ")],
     ["Share", task.milli ? gpuAmount(task.milli) : null],
     ["Limit", task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : null],
+    ["CPU cores", task.host?.cpu_milli ? String(task.host.cpu_milli / 1000) : null],
+    ["Main memory", task.host?.memory_bytes ? bytes(task.host.memory_bytes) : null],
     ["Exit code", task.exit_code === null ? null : String(task.exit_code)],
     ["Time limit", task.time_limit_s ? duration(task.time_limit_s * 1000) : null],
     ["Idle limit", task.idle_limit_s ? duration(task.idle_limit_s * 1000) : null],

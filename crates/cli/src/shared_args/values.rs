@@ -86,6 +86,25 @@ pub(crate) fn cores(text: &str) -> Result<Milli, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5"))
 }
 
+/// The processors of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskCpu {
+    /// A number of cores, which counts against quotas.
+    Cores(Milli),
+    /// The part of its node's processors and memory that it has of the node's GPUs.
+    Auto,
+}
+
+pub(crate) fn task_cpu(text: &str) -> Result<TaskCpu, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(TaskCpu::Auto),
+        (_, Ok(Milli(0)) | Err(_)) => {
+            Err(format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5, or auto"))
+        }
+        (_, Ok(cores)) => Ok(TaskCpu::Cores(cores)),
+    }
+}
+
 pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: AmountError| error.to_string())
 }

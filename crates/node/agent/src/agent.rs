@@ -371,8 +371,8 @@ impl Agent {
         for start in plan.starts {
             // One by one: what a start takes is not taken back for the next one.
             if take_back(&self.env, &locked, (&start.task, &start.slices), &mut plan.evictions, &mut lent)? {
-                let memory_limit = inputs.memory_limit(&start.task);
-                reserved.push(self.claims.reserve(&self.env, &locked, (start, memory_limit), &mut own)?);
+                let extras = inputs.extras(&self.env, &start);
+                reserved.push(self.claims.reserve(&self.env, &locked, (start, extras), &mut own)?);
             }
         }
         self.planner.set_lent(&self.env, lent);

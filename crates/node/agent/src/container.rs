@@ -2,7 +2,7 @@
 
 use cantle_clearml::{TaskRequest, Unrunnable, tasks};
 use cantle_driver::{ContainerParts, Driver};
-use cantle_model::TaskId;
+use cantle_model::{HostLimit, TaskId};
 use cantle_node::{Command, Docker, NodeError};
 use cantle_runtime::{ContainerSpec, TaskSpec};
 
@@ -47,12 +47,19 @@ pub(crate) fn container_spec(
     };
     let (image, mut options) = image_and_options(docker, task)
         .map_err(|why| NodeError::Task { name: task.name.clone(), why: why.to_string() })?;
-    // Last, so that a task cannot be another's.
+    // Last, so that a task cannot be another's, and has no more than its part of the node.
     options.extend(workers.labels());
+    options.extend(spec.host.iter().flat_map(part_of_node));
     let is_sdk = is_sdk(&spec.argv);
     spec.argv = task.container.started(std::mem::take(&mut spec.argv), is_sdk);
     let task = TaskId(task.id.clone());
     Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
+}
+
+/// The options that limit a container to its part of the node.
+fn part_of_node(part: &HostLimit) -> [String; 2] {
+    let HostLimit { cpu_milli, memory_bytes } = part;
+    [format!("--cpus={}.{:03}", cpu_milli / 1000, cpu_milli % 1000), format!("--memory={memory_bytes}")]
 }
 
 /// The image to write into a task of the SDK that names none, as ClearML's agent does: the task can then be run again the
@@ -125,6 +132,12 @@ mod tests {
         assert_eq!(words(&task), ["--memory=1073741824"]);
         task.container.arguments = "--memory=2g".into();
         assert_eq!(words(&task), ["--memory=1073741824", "--memory=2g"]);
+    }
+
+    #[test]
+    fn the_part_of_a_node_is_options_of_the_container() {
+        let part = HostLimit { cpu_milli: 1_050, memory_bytes: 1 << 30 };
+        assert_eq!(part_of_node(&part), ["--cpus=1.050", "--memory=1073741824"]);
     }
 
     #[test]

@@ -126,6 +126,7 @@ impl LeasedTask {
             run: self.job.run,
             slices: self.job.slices.clone(),
             quota_milli: None,
+            host: self.job.host,
             exit_code: outcome.and_then(|outcome| outcome.code),
             message: outcome.and_then(|outcome| outcome.message.clone()),
             measured: outcome.map(|outcome| outcome.measured).unwrap_or_default(),

@@ -9,7 +9,7 @@ use cantle_clearml::events::ReportedEvent;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId, Measured};
 use cantle_node::clock::now_ms;
-use cantle_node::{ComputeArbiter, Launcher, NodeStore};
+use cantle_node::{ComputeArbiter, Launcher, NodeHost, NodeStore};
 use cantle_runtime::Engine;
 
 use crate::AgentConfig;
@@ -30,6 +30,8 @@ pub(crate) struct Environment {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) node: NodeStore,
     pub(crate) gpus: Vec<Gpu>,
+    /// The processors and main memory of the node, of which its slices have parts.
+    pub(crate) host: NodeHost,
     pub(crate) queues: Vec<Served>,
     pub(crate) jobs_dir: PathBuf,
     pub(crate) launcher: Launcher,

@@ -48,6 +48,8 @@ impl Force {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueueBacklog {
     pub(crate) force: Option<Force>,
+    /// Tasks that ask for no CPU get their part of the processors and main memory of the node.
+    pub(crate) cpu_auto: bool,
     pub(crate) waiting: Vec<Queued>,
 }
 
@@ -125,7 +127,7 @@ async fn create_queue(server: &Client, name: &str) -> Result<String, WireError> 
 /// The waiting tasks of all queues, in one call.
 pub(crate) async fn read_backlog(env: &Environment) -> Result<Backlog, WireError> {
     let ids = env.queues.iter().map(|queue| queue.id.0.clone()).collect();
-    let list = Listing::fields(ids, &["id", "name", "entries", "tags"]);
+    let list = Listing::fields(ids, &["id", "name", "entries", "tags", "metadata"]);
     let found = env.server.call(&queues::GetAll { list }).await?.queues;
     let queued = |entry: queues::Entry| Queued {
         added_ms: entry.added.parse::<jiff::Timestamp>().map_or(0, jiff::Timestamp::as_millisecond),
@@ -133,7 +135,14 @@ pub(crate) async fn read_backlog(env: &Environment) -> Result<Backlog, WireError
     };
     let backlog = |queue: queues::QueueRecord| {
         let waiting = queue.entries.into_iter().map(queued).collect();
-        (QueueId(queue.id), QueueBacklog { force: Force::of_tags(&queue.tags), waiting })
+        (
+            QueueId(queue.id),
+            QueueBacklog {
+                force: Force::of_tags(&queue.tags),
+                cpu_auto: queues::is_cpu_auto(&queue.metadata),
+                waiting,
+            },
+        )
     };
     Ok(found.into_iter().map(backlog).collect())
 }

@@ -2,6 +2,7 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_clearml::leases::RenewLeases;
@@ -9,7 +10,7 @@ use cantle_clearml::{Client, workers};
 use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use cantle_node::mig::{self, Stages};
-use cantle_node::{ComputeArbiter, Launcher, NodeError, NodeStore};
+use cantle_node::{ComputeArbiter, Launcher, NodeError, NodeHost, NodeStore};
 use cantle_runtime::Engine;
 use nix::unistd::geteuid;
 
@@ -105,11 +106,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         claim.release(&node)?;
         return Err(error);
     }
-    // An agent that adopts a task must have its lease.
-    let jobs_dir =
-        config.state_dir.join(if config.allocation_mode.is_gpuless() { "cpu-jobs" } else { "jobs" });
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
-    made.map_err(|e| AgentError::file(&jobs_dir, e))?;
+    let jobs_dir = make_jobs_dir(&config)?;
     let hidden: Vec<_> = config.secrets.iter().chain([&config.state_dir]).cloned().collect();
     cantle_node::hide_from_tasks(&hidden)?;
     let register = workers::Register {
@@ -127,6 +124,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     tracing::info!("tasks run as {}", config.whose_tasks());
     let history = History::open(&config.state_dir, &worker);
     let compute = ComputeArbiter::start(&node);
+    let host = NodeHost::read(driver.as_ref()).map_err(NodeError::from)?;
     let env = Environment {
         config,
         node_name,
@@ -135,6 +133,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         driver,
         node,
         gpus,
+        host,
         queues,
         jobs_dir,
         launcher,
@@ -145,6 +144,15 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         _compute: compute,
     };
     Ok(Agent::new(env, claim, history))
+}
+
+/// An agent that adopts a task must have its lease.
+fn make_jobs_dir(config: &AgentConfig) -> Result<PathBuf, AgentError> {
+    let name = if config.allocation_mode.is_gpuless() { "cpu-jobs" } else { "jobs" };
+    let dir = config.state_dir.join(name);
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    made.map_err(|e| AgentError::file(&dir, e))?;
+    Ok(dir)
 }
 
 /// Is the server cantle's? Any answer but "no such call" shows that: this worker may lack the right to ask.

@@ -15,7 +15,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{Holder, IdleTime, LeaseId, Measured, QueueId, Slice, TaskId, TimeLimit};
+use cantle_model::{Holder, HostLimit, IdleTime, LeaseId, Measured, QueueId, Slice, TaskId, TimeLimit};
 use cantle_node::{Command, NodeError};
 use cantle_runtime::TaskDirectory;
 use cantle_runtime::files::{self, Durability, FileError};
@@ -67,6 +67,9 @@ pub(crate) struct TaskRecord {
     /// For how long it may be idle.
     #[serde(default)]
     pub(crate) idle_limit: Option<IdleTime>,
+    /// The processor time and main memory that it may use, if they are limited.
+    #[serde(default)]
+    pub(crate) host: Option<HostLimit>,
     /// When its first process was started, in milliseconds since 1970.
     #[serde(default)]
     pub(crate) started_ms: Option<i64>,
@@ -220,6 +223,7 @@ mod tests {
             workspace: None,
             time_limit: None,
             idle_limit: None,
+            host: None,
             started_ms: None,
             command: None,
         }

@@ -1,8 +1,8 @@
 //! `cantle.*`: the calls that ClearML's services lack. Nodes report what they hold; users and tools read it.
 
 use cantle_model::{
-    Enforcement, GpuLink, GpuMode, IdleTime, LimitBackend, Measured, MigInstance, Preempt, Slice, TaskStatus,
-    TimeLimit,
+    Enforcement, GpuLink, GpuMode, HostLimit, IdleTime, LimitBackend, Measured, MigInstance, Preempt, Slice,
+    TaskStatus, TimeLimit,
 };
 use serde::{Deserialize, Serialize};
 
@@ -206,6 +206,9 @@ pub struct ReportTask {
     /// The amount that it counts against GPU quotas, in thousandths, where that differs from its slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_milli: Option<u64>,
+    /// The processor time and main memory that it gets, for a task that leaves them to its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostLimit>,
     /// How it ended; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
@@ -297,6 +300,9 @@ pub struct TaskView {
     /// For how long it may be idle, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_limit_s: Option<IdleTime>,
+    /// The CPU and main memory that it counts with, or gets: not before its start if it leaves them to its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostLimit>,
     /// How far it is, if it is an array.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<ArrayView>,
@@ -344,6 +350,9 @@ pub struct QueueView {
     /// For how long tasks may be idle that ask for nothing, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_idle_s: Option<IdleTime>,
+    /// Tasks that ask for no CPU get their part of the processors and main memory of their node.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cpu_auto: bool,
     /// How its tasks make room for others; absent: as their projects say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preempt: Option<Preempt>,

@@ -40,6 +40,8 @@ pub struct TaskRequest {
     pub compute: ComputeRequest,
     /// CPU that counts against quotas, in thousandths of a core. It is not enforced.
     pub cpu_milli: u64,
+    /// It gets the part of the processors and main memory of its node that it has of the node's GPUs, as its limits.
+    pub cpu_auto: bool,
     /// Main memory that counts against quotas, in bytes. It is the limit of a container, and the request of a pod.
     pub memory_bytes: u64,
     /// Tasks of higher priority go first within a project and may preempt others.
@@ -132,6 +134,8 @@ impl TaskRequest {
             // An instance cannot grow.
             isolation = Isolation::Shared;
         }
+        let cpu_auto = text("cpu") == Some("auto");
+        let cpu = text("cpu").filter(|_| !cpu_auto);
         Ok(Some(Self {
             command,
             cwd: text("cwd").map(str::to_owned),
@@ -139,7 +143,8 @@ impl TaskRequest {
             gpu_memory_limit,
             isolation,
             compute,
-            cpu_milli: parsed("cpu", text("cpu"), "a number of cores such as 0.5", |Milli(n)| n.into())?,
+            cpu_milli: parsed("cpu", cpu, "a number of cores such as 0.5, or auto", |Milli(n)| n.into())?,
+            cpu_auto,
             memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
             priority: parsed("priority", text("priority"), "a whole number", |n| n)?,
             non_preemptible: parsed("non_preemptible", text("non_preemptible"), "true or false", |b| b)?,
@@ -219,8 +224,10 @@ impl TaskRequest {
         if self.compute.is_enforced() {
             put("compute", self.compute.mode.to_string());
         }
-        if let Ok(cpu @ 1..) = u32::try_from(self.cpu_milli) {
-            put("cpu", Milli(cpu).to_string());
+        match u32::try_from(self.cpu_milli) {
+            _ if self.cpu_auto => put("cpu", "auto".to_owned()),
+            Ok(cpu @ 1..) => put("cpu", Milli(cpu).to_string()),
+            _ => {}
         }
         if self.memory_bytes > 0 {
             put("memory", quantity(Bytes(self.memory_bytes)));
@@ -321,6 +328,18 @@ mod tests {
     }
 
     #[test]
+    fn the_part_of_a_node_is_a_word_in_place_of_a_number() {
+        let auto = TaskRequest { cpu_auto: true, memory_bytes: 8 << 30, ..TaskRequest::default() };
+        round_trip(&auto);
+        let mut params = auto.to_hyperparams();
+        let cpu = params.get_mut(SECTION).unwrap().get_mut("cpu").unwrap();
+        assert_eq!(cpu.value, "auto");
+        cpu.value = "all".to_owned();
+        let error = TaskRequest::from_hyperparams(&params).unwrap_err().to_string();
+        assert_eq!(error, "parameter cantle/cpu is \"all\"; write a number of cores such as 0.5, or auto");
+    }
+
+    #[test]
     fn the_task_of_an_array_is_none_itself() {
         let after = "ok:a".parse().unwrap();
         let array = TaskRequest { array: Some("0-9".parse().unwrap()), after, ..TaskRequest::default() };
@@ -358,6 +377,7 @@ mod tests {
                 isolation: Isolation::Mig,
                 compute: ComputeRequest { mode, ..ComputeRequest::default() },
                 cpu_milli: 1500,
+                cpu_auto: false,
                 memory_bytes: 16 << 30,
                 priority: -3,
                 non_preemptible: true,

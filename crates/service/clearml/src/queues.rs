@@ -44,6 +44,15 @@ pub struct QueueRecord {
     pub last_update: String,
 }
 
+/// The key of a queue's metadata whose value `auto` gives its tasks their part of the processors and main memory of their node.
+pub const CPU_KEY: &str = "cantle/cpu";
+
+/// Is [`CPU_KEY`] `auto` in the metadata of a queue?
+#[must_use]
+pub fn is_cpu_auto(metadata: &Map<String, Value>) -> bool {
+    metadata.get(CPU_KEY).and_then(|entry| entry.get("value")).is_some_and(|value| value == "auto")
+}
+
 /// A task in a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -109,6 +118,35 @@ pub struct Update {
     pub fields: Map<String, Value>,
 }
 endpoint!("queues.update", Update => Updated);
+
+/// `queues.add_or_update_metadata`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AddOrUpdateMetadata {
+    /// The queue's id.
+    pub queue: String,
+    /// The entries.
+    pub metadata: Vec<MetadataEntry>,
+}
+endpoint!("queues.add_or_update_metadata", AddOrUpdateMetadata => Updated);
+
+/// An entry of a queue's metadata.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct MetadataEntry {
+    /// Its key, which replaces an entry with the same one.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// `queues.delete_metadata`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DeleteMetadata {
+    /// The queue's id.
+    pub queue: String,
+    /// The keys of the entries.
+    pub keys: Vec<String>,
+}
+endpoint!("queues.delete_metadata", DeleteMetadata => Updated);
 
 /// `queues.delete`: refused while tasks wait in it, unless forced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cantle_clearml::cantle::{GetQueues, QueueView};
 use cantle_clearml::leases::{SetQueue, SetQueuePreempt};
+use cantle_clearml::queues::{AddOrUpdateMetadata, CPU_KEY, DeleteMetadata, MetadataEntry};
 use cantle_clearml::times::SetQueueTimes;
 use cantle_clearml::{WireError, subcode};
 use cantle_model::{IdleTime, IdleTimeError, Preempt, TimeLimit, TimeLimitError};
@@ -62,12 +63,25 @@ struct SetArgs {
     /// `none`: as the project of a task says
     #[arg(long, value_name = "WAYS|none", value_parser = or_none(preempt))]
     preempt: Option<OrNone<Preempt>>,
+    /// `auto`: a task that asks for no CPU gets its slice's part of the processors and main memory of its node. `none`: they are not
+    /// limited
+    #[arg(long, value_name = "auto|none", value_parser = or_none(auto))]
+    cpu: Option<OrNone<Auto>>,
+}
+
+/// The word `auto`.
+#[derive(Clone, Copy, Debug)]
+struct Auto;
+
+fn auto(text: &str) -> Result<Auto, String> {
+    if text == "auto" { Ok(Auto) } else { Err(format!("\"{text}\" is neither auto nor none")) }
 }
 
 impl SetArgs {
     fn check(&self) -> Result<(), CliError> {
-        if !self.has_times() && self.requeue_after.is_none() && self.preempt.is_none() {
-            let text = "nothing to set; write --max-time, --default-time, --max-idle, --default-idle, --requeue-after or --preempt";
+        let others = [self.requeue_after.is_some(), self.preempt.is_some(), self.cpu.is_some()];
+        if !self.has_times() && !others.contains(&true) {
+            let text = "nothing to set; write --max-time, --default-time, --max-idle, --default-idle, --requeue-after, --preempt or --cpu";
             return Err(CliError::new(ErrorKind::Usage, text));
         }
         check_order(("--default-time", self.default_time), ("--max-time", self.max_time))?;
@@ -117,7 +131,7 @@ fn requeue_after(text: &str) -> Result<After, String> {
     Ok(After(Some(time)))
 }
 
-const QUEUE_COLUMNS: [Column<QueueView>; 9] = [
+const QUEUE_COLUMNS: [Column<QueueView>; 10] = [
     Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
     Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
     Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
@@ -125,6 +139,7 @@ const QUEUE_COLUMNS: [Column<QueueView>; 9] = [
     Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
     Column { head: "TIME", wide: true, cell: |q| times(q.default_time_s, q.max_time_s) },
     Column { head: "IDLE", wide: true, cell: |q| times(q.default_idle_s, q.max_idle_s) },
+    Column { head: "CPU", wide: true, cell: |q| if q.cpu_auto { "auto" } else { "-" }.to_owned() },
     Column { head: "LOST NODES", wide: true, cell: policy },
     Column {
         head: "MAKES ROOM BY",
@@ -162,7 +177,10 @@ pub(crate) fn queues(context: &Context, args: QueuesArgs) -> CommandResult {
         set_requeue(context, &connection, args.queue.clone(), after)?;
     }
     if let Some(preempt) = args.preempt {
-        set_preempt(context, &connection, args.queue, preempt.into())?;
+        set_preempt(context, &connection, args.queue.clone(), preempt.into())?;
+    }
+    if let Some(cpu) = args.cpu {
+        set_cpu(context, &connection, &args.queue, Option::<Auto>::from(cpu).is_some())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -217,6 +235,24 @@ fn set_requeue(
             format!("queue {queue}: a task whose node is silent for {seconds} s is queued again")
         }
         None => format!("queue {queue}: a task whose node is silent is held until the node is back"),
+    });
+    Ok(())
+}
+
+fn set_cpu(context: &Context, connection: &Connection, queue: &str, is_auto: bool) -> Result<(), CliError> {
+    let queues = connection.call(&GetQueues {})?.queues;
+    let found = queues.iter().find(|known| known.name == queue || known.id == queue);
+    let id = found.ok_or_else(|| not_there("queue", queue))?.id.clone();
+    if is_auto {
+        let entry = MetadataEntry { key: CPU_KEY.to_owned(), value: "auto".to_owned() };
+        connection.answer(&AddOrUpdateMetadata { queue: id, metadata: vec![entry] })?;
+    } else {
+        connection.answer(&DeleteMetadata { queue: id, keys: vec![CPU_KEY.to_owned()] })?;
+    }
+    context.printer.say(&if is_auto {
+        format!("queue {queue}: tasks get their part of the processors and memory of their node")
+    } else {
+        format!("queue {queue}: processors and memory of tasks are not limited")
     });
     Ok(())
 }

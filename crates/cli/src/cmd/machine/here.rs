@@ -275,6 +275,7 @@ fn task(here: &SliceHere, node: &str, users: &UserNames) -> TaskView {
         // A lease has its end alone.
         time_limit_s: None,
         idle_limit_s: None,
+        host: None,
         array: None,
     }
 }

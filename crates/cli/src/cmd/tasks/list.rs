@@ -80,7 +80,7 @@ pub(crate) struct EventsArgs {
     limit: u32,
 }
 
-const TASK_COLUMNS: [Column<TaskView>; 13] = [
+const TASK_COLUMNS: [Column<TaskView>; 15] = [
     Column { head: "ID", wide: false, cell: |t| t.id.clone() },
     Column { head: "NAME", wide: false, cell: name_of },
     Column { head: "PROJECT", wide: true, cell: |t| or_dash(t.project.as_deref()) },
@@ -89,6 +89,8 @@ const TASK_COLUMNS: [Column<TaskView>; 13] = [
     Column { head: "STATE", wide: false, cell: |t| t.state.to_string() },
     Column { head: "GPU", wide: false, cell: |t| amount(t.milli) },
     Column { head: "MEMORY", wide: false, cell: |t| memory(t.memory_limit_bytes) },
+    Column { head: "CPU", wide: true, cell: cores },
+    Column { head: "MAIN MEMORY", wide: true, cell: |t| memory(t.host.map_or(0, |host| host.memory_bytes)) },
     Column { head: "NODE", wide: false, cell: |t| or_dash(t.node.as_deref()) },
     Column { head: "AGE", wide: false, cell: |t| age(&t.created) },
     Column { head: "TIME", wide: false, cell: |t| run_time(t) },
@@ -100,6 +102,12 @@ const TASK_COLUMNS: [Column<TaskView>; 13] = [
 pub(super) fn name_of(task: &TaskView) -> String {
     let name = clip(&task.name, 32);
     task.array.as_ref().map_or_else(|| name.clone(), |array| format!("{name}[{}]", array.indices))
+}
+
+/// The CPU cores that it counts with, or gets.
+fn cores(task: &TaskView) -> String {
+    let milli = task.host.map_or(0, |host| u32::try_from(host.cpu_milli).unwrap_or(u32::MAX));
+    amount(milli)
 }
 
 /// For how long it has run, and may run: `12m`, `12m / 2h`.

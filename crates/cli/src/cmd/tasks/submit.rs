@@ -7,7 +7,7 @@ use cantle_clearml::cantle::{GetQueues, SubmitTask};
 use cantle_clearml::tasks::{Container, Create};
 use cantle_clearml::users::{GetCurrentUser, Role};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
-use cantle_model::{After, AfterList, ArraySpec, Bytes, GpuRequest, IdleTime, Isolation, Milli, TimeLimit};
+use cantle_model::{After, AfterList, ArraySpec, Bytes, GpuRequest, IdleTime, Isolation, TimeLimit};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde_json::{Map, Value, json};
@@ -18,6 +18,7 @@ use crate::connect::Connection;
 use crate::containers::ImageArgs;
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
+use crate::shared_args::values::TaskCpu;
 use crate::shared_args::{ComputeArgs, GpuAmount, MemoryLimitArgs, values};
 
 /// The project of those who may submit anywhere.
@@ -49,10 +50,12 @@ pub(crate) struct SubmitArgs {
     /// Tags of the task, several with commas; one like team:nlp is a label, by which cantle usage can add up
     #[arg(long, value_name = "TAG,…", value_delimiter = ',', value_parser = tag)]
     tag: Vec<String>,
-    /// CPU cores that the task counts against the quota with (counted, not enforced)
-    #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
-    cpu: Milli,
-    /// Main memory of the task, e.g. 16Gi: counted against the quota, the limit of its container, the request of its pod
+    /// CPU cores that the task counts against the quota with (counted, not enforced), or auto: its slice's part of the processors and
+    /// main memory of its node, as limits
+    #[arg(long, value_name = "CORES|auto", value_parser = values::task_cpu)]
+    cpu: Option<TaskCpu>,
+    /// Main memory of the task, e.g. 16Gi: counted against the quota, the limit of its container and with --cpu auto of its processes,
+    /// the request of its pod
     #[arg(long, value_name = "M", value_parser = values::main_memory)]
     memory: Option<Bytes>,
     /// Priority within the project; tasks of higher priority go first and can preempt those of lower
@@ -119,7 +122,11 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         compute,
         isolation: args.isolation,
         cwd: cwd.map(|cwd| cwd.display().to_string()),
-        cpu_milli: args.cpu.0.into(),
+        cpu_milli: match args.cpu {
+            Some(TaskCpu::Cores(cores)) => cores.0.into(),
+            Some(TaskCpu::Auto) | None => 0,
+        },
+        cpu_auto: args.cpu == Some(TaskCpu::Auto),
         memory_bytes: args.memory.map_or(0, |bytes| bytes.0),
         priority: args.priority,
         non_preemptible: args.non_preemptible,

@@ -80,6 +80,12 @@ impl PodBuilder {
                 "it is to end after {idle} without activity, which is not measured in pods; remove its idle time"
             ));
         }
+        if request.cpu_auto {
+            return Err(
+                "it leaves its processors and memory to its node (cpu auto), which pods do not; name cores and memory"
+                    .to_owned(),
+            );
+        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         own_request::apply(&mut template, &request);
@@ -279,6 +285,8 @@ agentk8sglue:
         assert!(pod(&secret(), &nothing).unwrap_err().contains("neither a command"));
         let idle = TaskRequest { idle: "2h".parse().ok(), ..request(None) };
         let refused = pod(&secret(), &task(&idle)).unwrap_err();
+        let auto = TaskRequest { cpu_auto: true, ..request(None) };
+        assert!(pod(&secret(), &task(&auto)).unwrap_err().contains("name cores and memory"));
         assert!(refused.contains("after 2h without activity, which is not measured in pods"), "{refused}");
     }
 }

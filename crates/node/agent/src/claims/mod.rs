@@ -7,7 +7,7 @@ mod put_back;
 use std::collections::BTreeSet;
 
 use cantle_clearml::{WireError, queues, tasks};
-use cantle_model::{Bytes, Lease, LeaseId, QueueId};
+use cantle_model::{Bytes, HostLimit, Lease, LeaseId, QueueId};
 use cantle_node::{Command, Locked, NodeError, burst_of, mig, new_lease, own_holder};
 use cantle_runtime::RunningTask;
 use cantle_sched::Start;
@@ -30,6 +30,15 @@ pub(crate) struct Claims {
 struct Pending {
     entry: LeasedTask,
     state: ClaimState,
+}
+
+/// The extras of a task, in addition to its slices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extras {
+    /// The most memory of its GPU that it may have, if that is more than its request.
+    pub(crate) memory_limit: Option<Bytes>,
+    /// Its part of the processors and main memory of the node, if that is limited.
+    pub(crate) host: Option<HostLimit>,
 }
 
 /// The progress of a task that has not started.
@@ -60,8 +69,7 @@ pub(crate) enum Handover {
 }
 
 impl Claims {
-    /// Writes a lease and a job for a placement, with the most memory of its GPU that the task may have if that is more than its request;
-    /// returns the lease.
+    /// Writes a lease and a job for a placement, with the extras of the task; returns the lease.
     ///
     /// # Errors
     /// Names what cannot be written.
@@ -69,10 +77,10 @@ impl Claims {
         &mut self,
         env: &Environment,
         locked: &Locked<'_>,
-        (placement, memory_limit): (Start, Option<Bytes>),
+        (placement, extras): (Start, Extras),
         own: &mut OwnTasks,
     ) -> Result<LeaseId, AgentError> {
-        let entry = reserve(env, locked, (placement, memory_limit), &own.workers)?;
+        let entry = reserve(env, locked, (placement, extras), &own.workers)?;
         own.add(&entry, false);
         let lease = entry.job.lease.clone();
         self.add(entry, ClaimState::Reserved(Instant::now()));
@@ -175,7 +183,7 @@ impl Pending {
 fn reserve(
     env: &Environment,
     locked: &Locked<'_>,
-    (mut placement, memory_limit): (Start, Option<Bytes>),
+    (mut placement, extras): (Start, Extras),
     taken_workers: &BTreeSet<String>,
 ) -> Result<LeasedTask, AgentError> {
     mig::name_given(env.driver.as_ref(), &mut placement.slices)?;
@@ -184,7 +192,8 @@ fn reserve(
     let (task, slices) = (placement.task, placement.slices);
     let lease = Lease {
         module_reserve_bytes: env.config.module_reserve_bytes,
-        burst: burst_of(memory_limit, &slices, &env.gpus),
+        burst: burst_of(extras.memory_limit, &slices, &env.gpus),
+        host: extras.host,
         ..new_lease(task.clone(), String::new(), Some(placement.queue), slices.clone())
     };
     locked.put(&lease)?;
@@ -203,6 +212,7 @@ fn reserve(
         workspace: None,
         time_limit: None,
         idle_limit: None,
+        host: extras.host,
         started_ms: None,
         command: None,
     };

@@ -83,6 +83,11 @@ impl Launch {
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
         let env = Arc::clone(&self.env);
         let (driver, node) = (env.driver.as_ref(), &env.node);
+        if let Some(part) = self.lease.host
+            && let Some(why) = env.host.refuses(&self.lease.slices, part)
+        {
+            return Err(NodeError::Task { name: self.task.name.clone(), why });
+        }
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
         self.set_compute()?;
         env.launcher.make_region(driver, node, &self.lease, &env.gpus)?;

@@ -15,15 +15,16 @@ use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_clearml::{Listing, TaskRequest, WireError, cantle, tasks};
 use cantle_decide::{decide, describe_waiting, policy_under};
 use cantle_metrics::Fallback;
-use cantle_model::{Bytes, Lease, LeaseId, TaskId, TimeLimit};
+use cantle_model::{Bytes, Gpu, GpuRequest, HostLimit, Lease, LeaseId, QueueId, TaskId, TimeLimit};
 use cantle_node::capacity;
 use cantle_node::clock::now_ms;
 use cantle_node::{Awaited, NodeError};
-use cantle_sched::{Plan, Queue, Reason, Wait, Waiting};
+use cantle_sched::{Host, Plan, Queue, Reason, Start, Wait, Waiting};
 use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::info_span;
 
+use crate::claims::Extras;
 use crate::entry::OwnTasks;
 use crate::environment::Environment;
 use crate::executor::limit_of;
@@ -232,9 +233,26 @@ impl Planner {
 }
 
 impl PlanInputs {
-    /// The most memory of its GPU that a task may have, if that is more than its request.
-    pub(crate) fn memory_limit(&self, task: &TaskId) -> Option<Bytes> {
-        self.requests.get(&task.0)?.gpu_memory_limit
+    /// The extras of a task, in addition to its slices.
+    pub(crate) fn extras(&self, env: &Environment, start: &Start) -> Extras {
+        let request = self.requests.get(&start.task.0);
+        let served = env.queues.iter().find(|served| served.spec.name == start.queue);
+        // A queue gives no part to a task without a GPU.
+        let gives =
+            served.is_some_and(|served| self.gives_part(&served.id, request)) && !start.slices.is_empty();
+        let is_auto = gives || request.is_some_and(|request| request.cpu_auto);
+        let memory_bytes = request.map_or(0, |request| request.memory_bytes);
+        let part = || env.host.part(HostLimit::milli_of(&start.slices), memory_bytes);
+        Extras {
+            memory_limit: request.and_then(|request| request.gpu_memory_limit),
+            host: is_auto.then(part),
+        }
+    }
+
+    /// Does the queue give a task that asks for no cores its part of the node?
+    fn gives_part(&self, queue: &QueueId, request: Option<&TaskRequest>) -> bool {
+        let is_open = request.is_none_or(|request| request.cpu_milli == 0);
+        is_open && self.backlog.get(queue).is_some_and(|queue| queue.cpu_auto)
     }
 
     /// The queues as the scheduler sees them, without the tasks that are here.
@@ -245,8 +263,17 @@ impl PlanInputs {
             let waiting = self.backlog.get(&served.id).into_iter().flat_map(|queue| &queue.waiting);
             let waiting = waiting.filter(|queued| !here.contains(queued.task.as_str())).map(|queued| {
                 let by_server = by_server.get(queued.task.as_str()).copied();
-                let mut waiting = waiting_task(queued, self.requests.get(&queued.task), by_server);
+                let asked = self.requests.get(&queued.task);
+                let mut waiting = waiting_task(queued, asked, by_server);
                 if let Some(request) = served.spec.want.request_for(waiting.request.as_ref()) {
+                    let is_auto =
+                        self.gives_part(&served.id, asked) || asked.is_some_and(|asked| asked.cpu_auto);
+                    // Only quotas count it before it has a place.
+                    if is_auto && by_server.is_some() {
+                        let memory_bytes = asked.map_or(0, |asked| asked.memory_bytes);
+                        let part = env.host.part(milli_of(&request, &env.gpus), memory_bytes);
+                        waiting.host = Host { cpu_milli: part.cpu_milli, memory_bytes: part.memory_bytes };
+                    }
                     waiting.isolation = env.config.whole_gpu.isolation(&request, waiting.isolation);
                 }
                 waiting
@@ -314,6 +341,21 @@ fn not_ended(backlog: &Backlog, here: &BTreeSet<&str>) -> BTreeMap<String, cantl
     waiting.filter(|queued| here.contains(queued.task.as_str())).map(report).collect()
 }
 
+/// The GPUs that a request will be counted as, in thousandths, as far as that is known before it has a place.
+fn milli_of(request: &GpuRequest, gpus: &[Gpu]) -> u64 {
+    let total = gpus.first().map_or(0, |gpu| gpu.memory_bytes);
+    match request {
+        GpuRequest::Gpus(count) => 1000 * u64::from(*count),
+        // Its name ends with its memory: 1g.10gb. The claim counts the real instance.
+        GpuRequest::MigProfile(name) => {
+            let gib = name.rsplit('.').next().and_then(|word| word.strip_suffix("gb")?.parse::<u64>().ok());
+            let share = gib.and_then(|gib| GpuRequest::Memory(Bytes(gib << 30)).share_of(total));
+            share.map_or(0, |share| u64::from(share.milli.0))
+        }
+        _ => request.share_of(total).map_or(0, |share| u64::from(share.milli.0)),
+    }
+}
+
 fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Option<&WaitingTask>) -> Waiting {
     let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
     if let Some(request) = request {
@@ -336,7 +378,7 @@ mod tests {
     #[test]
     fn tasks_over_the_limit_of_their_user_are_in_no_plan() {
         let queued = |task: &str| Queued { task: task.to_owned(), added_ms: 0 };
-        let queue = QueueBacklog { force: None, waiting: vec![queued("a"), queued("b")] };
+        let queue = QueueBacklog { force: None, cpu_auto: false, waiting: vec![queued("a"), queued("b")] };
         let backlog = Backlog::from([("q".into(), queue)]);
         let fleet = Fleet { held_back: vec!["a".to_owned()], ..Fleet::default() };
         let left = considered(backlog, &fleet);
@@ -349,7 +391,7 @@ mod tests {
     #[test]
     fn a_task_whose_last_run_has_not_ended_here_waits_for_its_end() {
         let queued = |task: &str| Queued { task: task.to_owned(), added_ms: 0 };
-        let queue = QueueBacklog { force: None, waiting: vec![queued("a"), queued("b")] };
+        let queue = QueueBacklog { force: None, cpu_auto: false, waiting: vec![queued("a"), queued("b")] };
         let backlog = Backlog::from([("q".into(), queue)]);
         let waits = not_ended(&backlog, &BTreeSet::from(["a"]));
         assert_eq!(waits.keys().collect::<Vec<_>>(), ["a"]);

@@ -15,6 +15,11 @@ impl Suspender<'_> {
             return Err(SuspendError::Already(lease.task.clone()).into());
         }
         only_slice(lease, what)?;
+        if lease.host.is_some() {
+            return refused(
+                "its main memory is limited (cpu auto), and has no room for its GPU memory".to_owned(),
+            );
+        }
         let version = self.driver.versions().driver;
         let branch = branch_of(&version);
         if !cfg!(target_arch = "x86_64") {

@@ -7,12 +7,14 @@ use cantle_clearml::cantle::{
     QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::projects::Created;
+use cantle_clearml::queues::is_cpu_auto;
 use cantle_clearml::runs::{GetRuns, RunView, RunViews};
 use cantle_clearml::{ArrayView, Empty, subcode};
-use cantle_model::TaskStatus;
+use cantle_model::{HostLimit, TaskStatus};
 use cantle_store::{
     ArrayProgress, EventRow, NodeRow, QueueRow, RunRow, StoreError, TaskClaim, TaskFilter, TaskRow, Terms,
 };
+use serde_json::Value;
 
 use super::nodes;
 use crate::app::Call;
@@ -73,10 +75,16 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 }
 
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
-    let ReportTask { task, node, lease, run, slices, quota_milli, exit_code, message, measured } = request;
+    let ReportTask { task, node, lease, run, slices, quota_milli, host, exit_code, message, measured } =
+        request;
     let exit_code = exit_code.map(i64::from);
     let held = call.task(&task).await?;
     let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&held).await?) };
+    // Its own amounts count, unless it has left them to its node.
+    let terms = match host.filter(|_| terms.cpu_milli == 0) {
+        Some(HostLimit { cpu_milli, memory_bytes }) => Terms { cpu_milli, memory_bytes, ..terms },
+        None => terms,
+    };
     let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message, measured };
     let done = call.store.claim(&held, claim, call.now_us).await;
     // So that it is not tried again before its user holds less.
@@ -208,6 +216,8 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, peop
         ended: row.index.completed_us.map(rfc3339),
         time_limit_s: row.time,
         idle_limit_s: row.idle,
+        host: Some(HostLimit { cpu_milli: row.terms.cpu_milli, memory_bytes: row.terms.memory_bytes })
+            .filter(|host| *host != HostLimit::default()),
         array: None,
     }
 }
@@ -260,6 +270,7 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
             default_time_s: times.get(&queue.id).and_then(|times| times.default),
             max_idle_s: times.get(&queue.id).and_then(|times| times.max_idle),
             default_idle_s: times.get(&queue.id).and_then(|times| times.default_idle),
+            cpu_auto: queue.doc.get("metadata").and_then(Value::as_object).is_some_and(is_cpu_auto),
             preempt: preempts.get(&queue.id).copied(),
             tasks: queue
                 .entries

@@ -63,6 +63,9 @@ pub(crate) async fn check_tasks(call: &Call, queue: &str, tasks: &[String]) -> R
 /// A part of a task's request that only a GPU can serve, apart from its size.
 fn wish_about_a_gpu(request: &TaskRequest) -> Option<String> {
     match request.isolation {
+        _ if request.cpu_auto => {
+            return Some("cpu auto, a part of its node as large as that of its GPUs".to_owned());
+        }
         Isolation::Any => {}
         Isolation::Mig => return Some("the isolation mig".to_owned()),
         Isolation::Shared => return Some("the isolation shared".to_owned()),

@@ -25,6 +25,7 @@ fn task(id: &str, state: TaskStatus, reason: Option<&str>) -> TaskView {
         ended: None,
         time_limit_s: None,
         idle_limit_s: None,
+        host: None,
         array: None,
     }
 }
