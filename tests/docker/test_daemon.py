@@ -146,6 +146,19 @@ def test_a_tasks_own_container(make_cantle, engine):
     engine.client("rmi", "cantle-test:own")
 
 
+def test_a_container_has_its_part_of_the_node_whatever_its_own_options_say(make_cantle, engine):
+    cantle = make_cantle([0, 1])
+    cantle.up("--queue", "half=0.5", "--docker", IMAGE)
+    flags = ["--cpu", "auto", "--image", IMAGE, "--cpus", "64", "--memory", "64m"]
+    task = cantle.submit("half", "sh", "-c", "echo up; sleep 3600", flags=flags)
+    wait_until(lambda: cantle.said(task) == ["up"], 180, lambda: cantle.output(task))
+    host = engine.inspect(engine.container_of(task))["HostConfig"]
+    part = cantle.task(task)["host"]
+    assert host["NanoCpus"] == part["cpu_milli"] * 1_000_000 and 0 < part["cpu_milli"] < 64_000
+    assert host["Memory"] == part["memory_bytes"] == 64 << 20
+    cantle.cli("stop", task)
+
+
 def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
     """ClearML's agent does so. This image has no Python packages, so that such a task fails; its container is recorded before."""
     cantle = make_cantle([0])
