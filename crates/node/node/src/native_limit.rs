@@ -31,7 +31,7 @@ impl GroupPlace {
     /// The group of a task, which may not have been made yet.
     fn group(&self, name: &str, host: Option<&HostLimit>) -> Result<Cgroup, String> {
         match (self, host) {
-            (Self::Processes, Some(host)) => Cgroup::make_limited(name, host).map(|(group, _)| group),
+            (Self::Processes, Some(host)) => Cgroup::make_limited(name, host),
             (place, _) => place.group_for_driver(name),
         }
     }

@@ -14,6 +14,7 @@
 //! No controller is switched on, so a group costs nothing and limits nothing, unless a task has [`limit`]s. Without a group, the task has the process
 //! that adopts its orphans: see [`crate::processes::Scope`].
 
+mod end;
 mod limit;
 
 use std::collections::BTreeMap;
@@ -25,8 +26,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 const PARENT: &str = "cantle";
@@ -36,9 +35,6 @@ const CONTROL_GROUPS: [i64; 2] = [0x0027_e0eb, 0x6367_7270];
 const NO_UNIFIED: &str = "no control groups of version 2 are mounted";
 const NO_RIGHT: &str =
     "this process may make no control group of version 2: run it as root, or let systemd delegate its group";
-/// A group cannot be removed while the last of its processes is dying.
-const REMOVE_RETRIES: u32 = 50;
-const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 /// The time after which no process will enter a group without processes any more: a task enters its group right after
 /// it was created.
 const ABANDONED_AFTER: Duration = Duration::from_mins(1);
@@ -156,55 +152,6 @@ impl Cgroup {
         let stat = fs::read_to_string(self.dir.join("cpu.stat")).ok()?;
         let used = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
         used.trim().parse().ok().map(Duration::from_micros)
-    }
-
-    /// SIGKILL to all that are in it now. No process is created meanwhile: the kernel does it in one step, or the group is
-    /// frozen first.
-    pub fn kill(&self) {
-        // Since Linux 5.14.
-        if fs::write(self.dir.join("cgroup.kill"), "1").is_ok() {
-            return;
-        }
-        self.freeze(true);
-        for pid in self.members() {
-            // Gone in the meantime is what we want.
-            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
-        }
-        self.freeze(false);
-    }
-
-    fn freeze(&self, frozen: bool) {
-        // Version 2, then version 1. A group that cannot be frozen is killed in several passes.
-        let _ = fs::write(self.dir.join("cgroup.freeze"), if frozen { "1" } else { "0" })
-            .or_else(|_| fs::write(self.dir.join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" }));
-    }
-
-    /// Removes it; it stays if there are still processes in it.
-    pub fn remove(&self) {
-        self.remove_counterparts();
-        for _ in 0..REMOVE_RETRIES {
-            let mut below = Vec::new();
-            self.each_directory(&mut |dir| below.push(dir.to_owned()));
-            let removed = below.iter().rev().map(fs::remove_dir).fold(Ok(()), io::Result::and);
-            match removed {
-                Err(why) if why.kind() == io::ErrorKind::ResourceBusy => {
-                    std::thread::sleep(RETRY_INTERVAL);
-                }
-                _ => break,
-            }
-        }
-        self.remove_counterparts();
-        self.remove_limits();
-    }
-
-    /// In hierarchies of version 1: an engine has made one of its name in each of them, or the controller of a limit is there.
-    fn remove_counterparts(&self) {
-        let Some(mount) = Self::unified_mount() else { return };
-        let Ok(path) = self.dir.strip_prefix(&mount) else { return };
-        for found in mounts(&read("/proc/self/mountinfo")).filter(|found| found.kind == "cgroup") {
-            // Usually not there. The kernel refuses it for a group with processes.
-            let _ = fs::remove_dir(Path::new(found.mount).join(path));
-        }
     }
 
     /// Its own directory and those below, parents first.
@@ -429,7 +376,7 @@ mod tests {
         let script = format!("echo $$ >{}; sleep 600 & exec sleep 600", group.door().display());
         let child = Command::new("sh").args(["-c", &script]).spawn().unwrap();
         while group.members().len() < 2 {
-            std::thread::sleep(RETRY_INTERVAL);
+            std::thread::sleep(Duration::from_millis(2));
         }
         child
     }
@@ -494,7 +441,7 @@ mod tests {
             group.kill();
             child.wait().unwrap();
             while !group.members().is_empty() {
-                std::thread::sleep(RETRY_INTERVAL);
+                std::thread::sleep(Duration::from_millis(2));
             }
             group.remove();
             assert!(!group.dir.exists(), "{group:?}");

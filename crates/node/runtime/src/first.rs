@@ -48,7 +48,7 @@ pub(crate) struct Orders {
     pub(crate) go: i32,
     /// The control group to enter.
     pub(crate) door: Option<PathBuf>,
-    /// Its counterparts in other hierarchies, and the control groups of version 1 with further limits, which it enters, too.
+    /// Its counterparts in other hierarchies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) more_doors: Vec<PathBuf>,
     /// Its orders in the task's namespaces, if it has them.

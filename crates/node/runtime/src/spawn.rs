@@ -83,13 +83,12 @@ pub(crate) fn spawn(
     }
     let accounting = Accounting::open(&spec.confinement);
     // This thread sees the machine. In the task's namespaces the groups do not exist, and `/proc` has other pids.
-    let (cgroup, limits) = groups(spec)?;
-    let groups = (cgroup.as_ref(), limits.as_slice());
+    let cgroup = cgroup_of(spec)?;
     let first = if spec.confinement.backend == BackendChoice::Preload && !spec.slices.is_empty() {
         let backend = Backend::Preload { why: "preload was asked for".to_owned() };
-        spawn_first(spec, groups, &directory, backend, None, stdio, group)
+        spawn_first(spec, cgroup.as_ref(), &directory, backend, None, stdio, group)
     } else {
-        spawn_in_sandbox(spec, groups, &directory, stdio, group)
+        spawn_in_sandbox(spec, cgroup.as_ref(), &directory, stdio, group)
     };
     let spawned = first.and_then(|first| first.started(spec, &directory, cgroup.clone(), accounting, record));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
@@ -98,18 +97,18 @@ pub(crate) fn spawn(
     spawned
 }
 
-/// The control group of a task, and those of version 1 with further limits.
-fn groups(spec: &TaskSpec) -> Result<(Option<Cgroup>, Vec<Cgroup>), StartError> {
+/// The control group of a task, with the limits of its processors and memory.
+fn cgroup_of(spec: &TaskSpec) -> Result<Option<Cgroup>, StartError> {
     let Some(host) = &spec.host else {
-        return Ok((spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0)), Vec::new()));
+        return Ok(spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0)));
     };
     let made = match &spec.cgroup {
-        Some(cgroup) => cgroup.limit(host).map(|limits| (cgroup.clone(), limits)),
+        Some(cgroup) => cgroup.clone().limited(host),
         None => Cgroup::make_limited(&spec.lease.0, host),
     };
-    let (cgroup, limits) =
+    let limited =
         made.map_err(|why| StartError::setup(format!("limit its processors and memory to {host}"), why))?;
-    Ok((Some(cgroup), limits))
+    Ok(Some(limited))
 }
 
 /// A program of the machine's: the client of an engine, which starts the task elsewhere.
@@ -134,7 +133,7 @@ fn spawn_client(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned,
 /// is an ordinary error.
 fn spawn_in_sandbox(
     spec: &TaskSpec,
-    groups: (Option<&Cgroup>, &[Cgroup]),
+    cgroup: Option<&Cgroup>,
     directory: &Path,
     stdio: Stdio3,
     group: Group,
@@ -150,7 +149,7 @@ fn spawn_in_sandbox(
                 Privileges::Machine => Backend::PrivilegedMountNamespace,
                 Privileges::Own | Privileges::NoNew => Backend::MountNamespace,
             };
-            Ok(spawn_first(spec, groups, directory, backend, Some(Inside { privileges }), stdio, group))
+            Ok(spawn_first(spec, cgroup, directory, backend, Some(Inside { privileges }), stdio, group))
         });
         let maker = maker.map_err(|why| StartError::setup("start a thread", why))?;
         maker.join().map_err(|_| StartError::setup("mount namespace", "the thread panicked"))
@@ -159,11 +158,11 @@ fn spawn_in_sandbox(
         Ok(spawned) => spawned,
         // Without GPUs there is no limit that another backend could enforce.
         Err((why, stdio)) if why.is_forbidden() && spec.slices.is_empty() => {
-            spawn_first(spec, groups, directory, Backend::None, None, stdio, group)
+            spawn_first(spec, cgroup, directory, Backend::None, None, stdio, group)
         }
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
             let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
-            spawn_first(spec, groups, directory, backend, None, stdio, group)
+            spawn_first(spec, cgroup, directory, backend, None, stdio, group)
         }
         Err((why, _)) if why.cause().is_out_of_room() => Err(StartError::Setup {
             what: "make the sandbox".to_owned(),
@@ -185,7 +184,7 @@ struct FirstProcess {
 
 fn spawn_first(
     spec: &TaskSpec,
-    groups: (Option<&Cgroup>, &[Cgroup]),
+    cgroup: Option<&Cgroup>,
     directory: &Path,
     backend: Backend,
     inside: Option<Inside>,
@@ -199,8 +198,8 @@ fn spawn_first(
     let orders = Orders {
         report: theirs.as_raw_fd(),
         go: awaited.as_raw_fd(),
-        door: groups.0.map(Cgroup::door),
-        more_doors: groups.0.iter().flat_map(|group| group.more_doors.clone()).chain(groups.1.iter().map(Cgroup::door)).collect(),
+        door: cgroup.map(Cgroup::door),
+        more_doors: cgroup.map(|group| group.more_doors.clone()).unwrap_or_default(),
         inside,
         no_new_privileges: spec.confinement.privileges == Privileges::NoNew,
         user: spec.user.clone(),

@@ -20,18 +20,18 @@ const MEMORY: &str = "memory";
 const NO_GROUP: &str = "this process may make no control group: run the agent as root";
 
 impl Cgroup {
-    /// A new group called `name` with these limits, and the groups of version 1 that have some of them.
+    /// A new group called `name` with these limits. Its doors lead to the groups of version 1 that have some of them, too.
     ///
     /// # Errors
     /// Why there can be none.
-    pub fn make_limited(name: &str, limit: &HostLimit) -> Result<(Self, Vec<Self>), String> {
+    pub fn make_limited(name: &str, limit: &HostLimit) -> Result<Self, String> {
         let hierarchies =
             Hierarchy::all(&read(Path::new("/proc/self/mountinfo")), &read(Path::new("/proc/self/cgroup")));
         let mut last = NO_GROUP.to_owned();
         for parent in hierarchies.iter().flat_map(Hierarchy::parents) {
             let Some(group) = make_below(&parent, name) else { continue };
-            match group.limit(limit) {
-                Ok(more) => return Ok((group, more)),
+            match group.clone().limited(limit) {
+                Ok(group) => return Ok(group),
                 Err(why) => {
                     group.remove();
                     last = why;
@@ -41,16 +41,15 @@ impl Cgroup {
         Err(last)
     }
 
-    /// Limits its processes together. Gives the groups of version 1 that the processes have to enter for that.
+    /// The same with these limits of its processes together, and with the doors of the groups of version 1 that have some of them.
     ///
     /// # Errors
     /// Why they cannot be limited.
-    pub(crate) fn limit(&self, limit: &HostLimit) -> Result<Vec<Self>, String> {
-        let mut more: Vec<Self> = Vec::new();
+    pub(crate) fn limited(mut self, limit: &HostLimit) -> Result<Self, String> {
         let amounts = [(CPU, limit.cpu_milli), (MEMORY, limit.memory_bytes)];
         for (controller, amount) in amounts.into_iter().filter(|(_, amount)| *amount > 0) {
             let limited = match mount_of(controller) {
-                Some(mount) => self.limit_in(&mount, controller, amount, &mut more),
+                Some(mount) => self.limit_in(&mount, controller, amount),
                 None => self.limit_unified(controller, amount),
             };
             if let Err(why) = limited {
@@ -58,16 +57,10 @@ impl Cgroup {
                 return Err(why);
             }
         }
-        Ok(more)
+        Ok(self)
     }
 
-    fn limit_in(
-        &self,
-        mount: &Path,
-        controller: &str,
-        amount: u64,
-        more: &mut Vec<Self>,
-    ) -> Result<(), String> {
+    fn limit_in(&mut self, mount: &Path, controller: &str, amount: u64) -> Result<(), String> {
         let parent = mount.join(PARENT);
         let group = Self::at(&parent.join(self.name()));
         // Two controllers may share a hierarchy.
@@ -82,8 +75,8 @@ impl Cgroup {
             }
             _ => write("memory.limit_in_bytes", amount)?,
         }
-        if !more.contains(&group) {
-            more.push(group);
+        if !self.more_doors.contains(&group.door()) {
+            self.more_doors.push(group.door());
         }
         Ok(())
     }
@@ -198,10 +191,9 @@ mod tests {
     #[test]
     fn a_process_in_the_groups_gets_no_more_and_they_are_removed() {
         let name = format!("test-limit-{}", std::process::id());
-        let Ok((group, more)) = Cgroup::make_limited(&name, &LIMIT) else { return };
-        let all: Vec<Cgroup> = more.iter().cloned().chain([group.clone()]).collect();
-        let doors: Vec<String> =
-            all.iter().map(|group| format!("echo $$ >{};", group.door().display())).collect();
+        let Ok(group) = Cgroup::make_limited(&name, &LIMIT) else { return };
+        let all: Vec<PathBuf> = group.more_doors.iter().cloned().chain([group.door()]).collect();
+        let doors: Vec<String> = all.iter().map(|door| format!("echo $$ >{};", door.display())).collect();
         // Twice the limit.
         let script =
             format!("{} exec head -c 134217728 /dev/zero | tail -c 134217728 >/dev/null", doors.concat());
@@ -214,6 +206,6 @@ mod tests {
         );
         group.kill();
         group.remove();
-        assert!(all.iter().all(|group| !group.dir.exists()), "{all:?}");
+        assert!(all.iter().all(|door| !door.exists()), "{all:?}");
     }
 }
