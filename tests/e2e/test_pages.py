@@ -295,6 +295,7 @@ def test_metrics_of_an_agent_and_spans(box):
     assert "cantle_agent" in box.run(read)
     page.next("cantle_agent_slice_memory_used_bytes")
     page.next("OTEL_EXPORTER_OTLP_ENDPOINT")
+    page.next("ceil(sum by (product) (cantle_webhook_waiting_gpus")
     page.next("DCGM_FI_DEV_GPU_UTIL")
     page.end()
 
