@@ -85,6 +85,7 @@ def test_an_idle_task_ends_and_those_that_work_go_on(cantle, receiver):  # noqa:
     assert text.startswith("Task nothing on ") and warning in text, text
 
 
+@pytest.mark.full
 def test_somebody_at_the_terminal_keeps_the_slice(cantle):
     cantle.up("--queue", "quarter=0.25")
     words = lambda name: [CANTLE, "shell", "--queue", "quarter", *IDLE, "--name", name, "--", "sh"]  # noqa: E731
@@ -104,6 +105,7 @@ def test_somebody_at_the_terminal_keeps_the_slice(cantle):
         each.child.wait(timeout=60)
 
 
+@pytest.mark.full
 def test_idleness_counts_from_the_restart_of_an_agent(cantle):
     port = own_port()
     up = cantle.up("--keep-tasks", "--queue", "half=0.5", port=port)
@@ -118,6 +120,7 @@ def test_idleness_counts_from_the_restart_of_an_agent(cantle):
     assert time.monotonic() - began >= 60, "it was promised a minute, of which nobody knows the beginning"
 
 
+@pytest.mark.full
 def test_extend_is_activity_and_limits_are_checked(cantle):
     cantle.up("--queue", "half=0.5", "none=none")
     cantle.cli("queues", "set", "half", "--max-idle", "1h", "--default-idle", "10m")
