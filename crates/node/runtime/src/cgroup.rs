@@ -115,10 +115,11 @@ impl Cgroup {
         Self { dir: dir.to_owned(), more_doors: Vec::new() }
     }
 
-    /// The same, with the doors of its counterparts in other hierarchies: a process of the task enters all of them.
+    /// The same, with the doors of further counterparts in other hierarchies: a process of the task enters all of them.
     #[must_use]
-    pub fn with_doors(self, more_doors: Vec<PathBuf>) -> Self {
-        Self { more_doors, ..self }
+    pub fn with_doors(mut self, more_doors: Vec<PathBuf>) -> Self {
+        self.more_doors.extend(more_doors);
+        self
     }
 
     /// Its directory.

@@ -97,18 +97,15 @@ pub(crate) fn spawn(
     spawned
 }
 
-/// The control group of a task, with the limits of its processors and memory.
+/// The control group of a task, with the limits of its processors and memory. One that is there already has them.
 fn cgroup_of(spec: &TaskSpec) -> Result<Option<Cgroup>, StartError> {
-    let Some(host) = &spec.host else {
-        return Ok(spec.cgroup.clone().or_else(|| Cgroup::make(&spec.lease.0)));
-    };
-    let made = match &spec.cgroup {
-        Some(cgroup) => cgroup.clone().limited(host),
-        None => Cgroup::make_limited(&spec.lease.0, host),
-    };
-    let limited =
-        made.map_err(|why| StartError::setup(format!("limit its processors and memory to {host}"), why))?;
-    Ok(Some(limited))
+    match (&spec.cgroup, &spec.host) {
+        (Some(cgroup), _) => Ok(Some(cgroup.clone())),
+        (None, None) => Ok(Cgroup::make(&spec.lease.0)),
+        (None, Some(host)) => Cgroup::make_limited(&spec.lease.0, host)
+            .map(Some)
+            .map_err(|why| StartError::setup(format!("limit its processors and memory to {host}"), why)),
+    }
 }
 
 /// A program of the machine's: the client of an engine, which starts the task elsewhere.

@@ -45,7 +45,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// Why they cannot be limited.
-    pub(crate) fn limited(mut self, limit: &HostLimit) -> Result<Self, String> {
+    fn limited(mut self, limit: &HostLimit) -> Result<Self, String> {
         let amounts = [(CPU, limit.cpu_milli), (MEMORY, limit.memory_bytes)];
         for (controller, amount) in amounts.into_iter().filter(|(_, amount)| *amount > 0) {
             let limited = match mount_of(controller) {
