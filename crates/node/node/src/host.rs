@@ -24,7 +24,7 @@ impl NodeHost {
         let gpus = driver.gpus()?.len() + driver.lost_gpus().len();
         let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
         let cpu_milli = 1000 * u64::try_from(cpus).unwrap_or(1);
-        let memory_bytes = total_memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
+        let memory_bytes = main_memory("MemTotal").unwrap_or(0);
         Ok(Self { all: HostLimit { cpu_milli, memory_bytes }, gpus })
     }
 
@@ -49,10 +49,14 @@ impl NodeHost {
     }
 }
 
-fn total_memory(meminfo: &str) -> u64 {
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib: Option<u64> = total.and_then(|total| total.split_whitespace().next()?.parse().ok());
-    kib.unwrap_or(0) << 10
+/// A field of `/proc/meminfo` in bytes; `None` if the kernel does not report it.
+pub(crate) fn main_memory(field: &str) -> Option<u64> {
+    bytes_of(&fs::read_to_string("/proc/meminfo").ok()?, field)
+}
+
+fn bytes_of(meminfo: &str, field: &str) -> Option<u64> {
+    let amount = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    amount.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 #[cfg(test)]
@@ -63,8 +67,8 @@ mod tests {
 
     #[test]
     fn the_memory_that_a_task_names_replaces_that_of_its_part() {
-        let all =
-            HostLimit { cpu_milli: 8_000, memory_bytes: total_memory("MemFree: 1 kB\nMemTotal: 65536 kB\n") };
+        let memory_bytes = bytes_of("MemFree: 1 kB\nMemTotal: 65536 kB\n", "MemTotal").unwrap();
+        let all = HostLimit { cpu_milli: 8_000, memory_bytes };
         let node = NodeHost { all, gpus: 2 };
         assert_eq!(node.part(500, 0), HostLimit { cpu_milli: 2_000, memory_bytes: 16 << 20 });
         assert_eq!(node.part(500, 1 << 20), HostLimit { cpu_milli: 2_000, memory_bytes: 1 << 20 });

@@ -1,8 +1,5 @@
 //! Where a task may come back, and how much host memory may be parked.
 
-use std::fs;
-use std::path::Path;
-
 use cantle_model::{
     Bytes, ComputeRequest, Gpu, GpuRequest, Isolation, Lease, QueueSpec, QueueWant, Slice, Suspension, TaskId,
 };
@@ -13,6 +10,7 @@ use super::{Result, SuspendError, Suspender};
 use crate::NodeError;
 use crate::capacity::{self, Lent};
 use crate::clock::now_ms;
+use crate::host::main_memory;
 use crate::store::{Locked, NodeStore};
 
 /// The file with the budget that the node's agent was given.
@@ -64,19 +62,12 @@ pub(super) fn check_room(locked: &Locked<'_>, lease: &Lease, needed: u64, budget
         }
     }
     // The kernel knows already of what is parked.
-    match available_bytes() {
+    match main_memory("MemAvailable") {
         Some(free) if needed > free => {
             Err(SuspendError::HostMemory { task, needed: Bytes(needed), free: Bytes(free) }.into())
         }
         _ => Ok(()),
     }
-}
-
-/// The memory that the kernel reports as available.
-fn available_bytes() -> Option<u64> {
-    let text = fs::read_to_string(Path::new("/proc/meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// A suspended task as the scheduler sees it: it waits for slices like those that it had.
