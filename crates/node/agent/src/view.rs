@@ -1,5 +1,6 @@
 //! The node's GPUs and the slices of each task, for reports and metrics.
 
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 
 use cantle_clearml::SuspendedView;
@@ -20,9 +21,11 @@ pub(crate) fn gpus(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) -> Vec<G
         Vec::new()
     });
     leases.sort_by(|a, b| (a.placed_ms, &a.id).cmp(&(b.placed_ms, &b.id)));
+    // Most reports name nobody.
+    let users = LazyCell::new(UserNames::read as fn() -> UserNames);
     let view = |gpu: &Gpu| {
         let foreign = mig::foreign(driver, node, gpu, &leases).into_iter().map(foreign_view).collect();
-        GpuView { foreign, ..gpu_view(node, gpu, &leases) }
+        GpuView { foreign, ..gpu_view(node, gpu, &leases, &users) }
     };
     gpus.iter().map(view).collect()
 }
@@ -43,11 +46,12 @@ pub(crate) fn suspended(leases: &[Lease]) -> Vec<SuspendedView> {
     .collect()
 }
 
-fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
+fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease], users: &LazyCell<UserNames>) -> GpuView {
     let mine = |slice: &&Slice| slice.gpu == gpu.uuid;
     let held =
         leases.iter().flat_map(|lease| lease.slices.iter().filter(mine).map(move |slice| (lease, slice)));
-    let mut slices: Vec<SliceView> = held.map(|(lease, slice)| slice_view(node, lease, slice)).collect();
+    let mut slices: Vec<SliceView> =
+        held.map(|(lease, slice)| slice_view(node, lease, slice, users)).collect();
     slices.sort_by_key(|slice| slice.mig.as_ref().map(|mig| mig.start));
     let allocated: Milli = slices.iter().map(|slice| Milli(slice.milli)).sum();
     let mode = match slices.as_slice() {
@@ -69,7 +73,7 @@ fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
     }
 }
 
-fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
+fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice, users: &LazyCell<UserNames>) -> SliceView {
     let now = Observer::open(&node.slice_dir(&lease.id)).and_then(|region| region.snapshot()).ok();
     // A slice whose accounting region does not exist (yet, or any more) uses nothing.
     let on_gpu = now.as_ref().and_then(|now| {
@@ -87,12 +91,12 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
         enforced_by: lease.enforced_by(slice),
         processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
         compute: compute_view(node, lease),
-        direct: lease.queue.is_none().then(|| direct(lease)),
+        direct: lease.queue.is_none().then(|| direct(lease, users)),
     }
 }
 
-fn direct(lease: &Lease) -> DirectSlice {
-    let owner = uid_of_lease(lease).map(|uid| format!("unix:{}", UserNames::read().name(uid)));
+fn direct(lease: &Lease, users: &LazyCell<UserNames>) -> DirectSlice {
+    let owner = uid_of_lease(lease).map(|uid| format!("unix:{}", users.name(uid)));
     DirectSlice {
         name: lease.name.clone(),
         since_ms: Some(lease.placed_ms),
