@@ -6,11 +6,9 @@ use cantle_model::GpuRequest;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::SliceName;
+use crate::names::PRODUCT;
 use crate::nominate::slice_of;
 use crate::queues::outcome::is_unschedulable;
-
-/// Label of nodes, and in the selectors of pods, that names the kind of the GPUs.
-pub(crate) const PRODUCT: &str = "nvidia.com/gpu.product";
 
 /// The cause of the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

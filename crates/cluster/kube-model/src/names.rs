@@ -90,3 +90,5 @@ pub fn resource_of_profile(profile: &str) -> String {
 pub const NVLINK_GROUP: &str = "nvlinkGroup";
 /// Attribute of devices: the number of the GPU's group on its node with one NUMA node.
 pub const NUMA_GROUP: &str = "numaGroup";
+/// Label of nodes, and in the selectors of pods, that names the kind of the GPUs: NVIDIA's feature discovery writes it.
+pub(crate) const PRODUCT: &str = "nvidia.com/gpu.product";

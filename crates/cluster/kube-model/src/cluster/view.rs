@@ -10,10 +10,9 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 
 use super::pool::NodeDevices;
 use crate::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
-use crate::demand::PRODUCT;
 use crate::inject::gpus_of;
 use crate::names::GPU_RESOURCE as GPU;
-use crate::names::{CLASS_WHOLE, DRIVER};
+use crate::names::{CLASS_WHOLE, DRIVER, PRODUCT};
 use crate::{ObjectError, ObjectExt as _};
 
 /// The labels of NVIDIA's feature discovery about a node's GPUs.
