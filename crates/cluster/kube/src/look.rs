@@ -41,7 +41,7 @@ impl ClusterReport {
         } else {
             Default::default()
         };
-        let view = ClusterView::of(&nodes, &slices, &claims, &placed(&pods))?;
+        let view = ClusterView::of(&nodes, &slices, &claims, &report::placed(&pods))?;
         Ok(Self { view, nodes, pods, quotas, namespace: client.default_namespace().to_owned() })
     }
 
@@ -67,8 +67,7 @@ impl ClusterReport {
         };
         let pod = self.pods.iter().find(is_it)?;
         let beyond = self.beyond(namespace, pod);
-        let group = report::group(&self.view, &self.pods, pod);
-        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), &group, pod, beyond.as_deref()))
+        Some(report::pod(&self.view, &self.nodes, &self.pods, pod, beyond.as_deref()))
     }
 
     /// The quota that keeps a pod waiting.
@@ -86,13 +85,4 @@ impl ClusterReport {
             &slice_of_pod(pod).ok()?,
         )
     }
-}
-
-/// Pods that have a place and are not over.
-fn placed(pods: &[Pod]) -> Vec<&Pod> {
-    let is_placed = |pod: &&Pod| {
-        pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
-            && !cantle_kube_model::phase::has_ended(pod)
-    };
-    pods.iter().filter(is_placed).collect()
 }

@@ -140,8 +140,7 @@ fn held_by<'a>(view: &'a ClusterView, pod: &Pod) -> Option<&'a PodSlices> {
 }
 
 /// The waiting pods that kube-scheduler places together with `pod`, which is the first of them.
-#[must_use]
-pub fn group<'a>(view: &ClusterView, pods: &'a [impl Borrow<Pod>], pod: &'a Pod) -> Vec<&'a Pod> {
+fn group<'a>(view: &ClusterView, pods: &'a [impl Borrow<Pod>], pod: &'a Pod) -> Vec<&'a Pod> {
     let group = group_of(pod);
     let is_of_it =
         |other: &&Pod| group.is_some() && group_of(other) == group && other.metadata.uid != pod.metadata.uid;
@@ -149,14 +148,12 @@ pub fn group<'a>(view: &ClusterView, pods: &'a [impl Borrow<Pod>], pod: &'a Pod)
     std::iter::once(pod).chain(others).collect()
 }
 
-/// Why `pod` waits, or what it has. `nodes` and `placed` are all of the cluster; `beyond` is what a quota holds it for, and `group` the pods that
-/// are placed together with it.
+/// Why `pod` waits, or what it has. `nodes` and `pods` are all of the cluster; `beyond` is what a quota holds it for.
 #[must_use]
 pub fn pod(
     view: &ClusterView,
     nodes: &[impl Borrow<Node>],
-    placed: &[impl Borrow<Pod>],
-    group: &[&Pod],
+    pods: &[impl Borrow<Pod>],
     pod: &Pod,
     beyond: Option<&str>,
 ) -> PodReport {
@@ -189,7 +186,8 @@ pub fn pod(
     if phase != "pending" {
         return report(&phase, "it has no slice any more".to_owned(), Vec::new());
     }
-    let nominator = Nominator::new(view, nodes, placed);
+    let placed = placed(pods);
+    let nominator = Nominator::new(view, nodes, &placed);
     let none = BTreeMap::new();
     let with_gpus = || view.nodes.iter().filter(|node| node.gpus.iter().any(|gpu| !gpu.by_plugin));
     let of = |node: &super::ViewNode| {
@@ -198,7 +196,7 @@ pub fn pod(
     };
     let reason = match (
         beyond.map(str::to_owned).or_else(|| held_back(pod)),
-        nominator.group_lacks(group, &none, None),
+        nominator.group_lacks(&group(view, pods, pod), &none, None),
     ) {
         (Some(gates), _) => gates,
         (None, Some(lacks)) if with_gpus().next().is_some() => lacks,
@@ -208,6 +206,13 @@ pub fn pod(
         }
     };
     report("waiting", reason, with_gpus().map(of).collect())
+}
+
+/// Pods that have a place and are not over.
+pub fn placed(pods: &[impl Borrow<Pod>]) -> Vec<&Pod> {
+    let is_placed =
+        |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()) && !phase::has_ended(pod);
+    pods.iter().map(Borrow::<Pod>::borrow).filter(is_placed).collect()
 }
 
 /// Gates that keep kube-scheduler from it.
@@ -300,10 +305,7 @@ mod tests {
     fn why_a_pod_waits_names_what_it_needs_and_what_is_free() {
         let (view, nodes, _) = world();
         let none: [Pod; 0] = [];
-        let why = |name: &str, label: &str| {
-            let pod_there = pod_of(name, label);
-            pod(&view, &nodes, &none, &[&pod_there], &pod_there, None)
-        };
+        let why = |name: &str, label: &str| pod(&view, &nodes, &none, &pod_of(name, label), None);
         let late = why("late", "0.750");
         assert_eq!((late.state.as_str(), late.request.as_deref()), ("waiting", Some("0.75 GPU")));
         assert!(late.reason.contains("0.75") && late.reason.contains("0.5"), "{}", late.reason);
@@ -318,9 +320,6 @@ mod tests {
         assert!(has.reason.contains("0.75 GPU, 60 GiB, of GPU-0 on node a"), "{}", has.reason);
         let plain: Pod =
             serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
-        assert_eq!(
-            pod(&view, &nodes, &none, &[&plain], &plain, None).reason,
-            "it asks for no slice of a GPU"
-        );
+        assert_eq!(pod(&view, &nodes, &none, &plain, None).reason, "it asks for no slice of a GPU");
     }
 }
