@@ -73,7 +73,11 @@ def folder():
 
 @pytest.fixture(scope="session")
 def plane(programs, folder):
-    plane = ControlPlane(folder, programs)
+    yield from run_plane(ControlPlane(folder, programs))
+
+
+def run_plane(plane):
+    """Until the end of its tests, with what stays of the chart."""
     try:
         plane.start()
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": chart.NAMESPACE}})

@@ -11,6 +11,7 @@ import yaml
 
 import chart
 from api import RESOURCE
+from conftest import run_plane
 from control_plane import ControlPlane
 from injector import pod
 from page import blocks
@@ -24,14 +25,8 @@ GATES = "GenericWorkload=true,GangScheduling=true,WorkloadWithJob=true"
 @pytest.fixture(scope="module")
 def plane(programs):
     with tempfile.TemporaryDirectory(prefix="k8s-gangs") as folder:
-        plane = ControlPlane(pathlib.Path(folder), programs, gates=GATES, apis="scheduling.k8s.io/v1alpha2=true", fixed_port=False)
-        try:
-            plane.start()
-            plane.api.create("/api/v1/namespaces", {"metadata": {"name": chart.NAMESPACE}})
-            chart.create(plane.api, chart.standing())
-            yield plane
-        finally:
-            plane.stop()
+        made = ControlPlane(pathlib.Path(folder), programs, gates=GATES, apis="scheduling.k8s.io/v1alpha2=true", fixed_port=False)
+        yield from run_plane(made)
 
 
 def job(name, count, fraction):
